@@ -49,6 +49,16 @@ struct Levels {
     dirs: Vec<PathBuf>,
 }
 
+impl Levels {
+    /// The names of the files with usage and limit, in bytes.
+    fn memory_files(&self) -> (&'static str, &'static str) {
+        match self.version {
+            1 => ("memory.usage_in_bytes", "memory.limit_in_bytes"),
+            _ => ("memory.current", "memory.max"),
+        }
+    }
+}
+
 /// A quota and the directory that sets it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quota {
@@ -168,6 +178,15 @@ impl CgroupFs {
                 .mend("mount it into the container (-v /sys/fs/cgroup:/sys/fs/cgroup:ro)")
                 .mend("run on the host")
         })
+    }
+
+    /// Bytes until this process reaches a memory limit, of its own group or of one above it; None if there is
+    /// no limit that can be read.
+    pub fn own_memory_room(&self) -> Option<u64> {
+        let levels = self.levels("memory", &self.proc.own_cgroups().ok()?).ok()?;
+        let (usage, max) = levels.memory_files();
+        let bytes = |dir: &Path, name: &str| file::read_number::<u64>(&dir.join(name)).ok();
+        levels.dirs.iter().filter_map(|dir| Some(bytes(dir, max)?.saturating_sub(bytes(dir, usage)?))).min()
     }
 
     /// The nearest frozen group that contains this process; None if there is none.
@@ -305,10 +324,7 @@ impl Cgroup {
         let Ok(levels) = &self.memory else {
             return (None, None);
         };
-        let (usage, max) = match levels.version {
-            1 => ("memory.usage_in_bytes", "memory.limit_in_bytes"),
-            _ => ("memory.current", "memory.max"),
-        };
+        let (usage, max) = levels.memory_files();
         // v1 writes "no limit" as the largest multiple of a page that fits a long. v2 writes `max`, which is
         // not a number.
         let limited = |bytes: &u64| *bytes < 1 << 62;

@@ -2,9 +2,10 @@
 
 use crate::file;
 use crate::perf_trial;
-use crate::proc::{ProcFs, list_len};
+use crate::proc::ProcFs;
+use crate::topology;
 use allocwall_model::machine::{HostFacts, chosen};
-use allocwall_model::units::{Absence, Measured, Reason};
+use allocwall_model::units::{Absence, Measured, Reason, count};
 use std::path::PathBuf;
 
 /// The root of a machine's files: `/`, or a copy for tests.
@@ -42,7 +43,7 @@ impl Machine {
         HostFacts {
             kernel_release: self.proc.sysctl_text("kernel/osrelease").unwrap_or_else(|_| uname_release()),
             architecture: std::env::consts::ARCH.to_owned(),
-            cpu_model: self.proc.cpu_model().unwrap_or_else(|_| "unknown processor".to_owned()),
+            cpu_model: self.cpu_model(),
             online_cpus: self.online_cpus(),
             numa_nodes: self.numa_nodes(),
             memory_bytes: memory.as_ref().map_or(0, |memory| memory.total),
@@ -70,19 +71,38 @@ impl Machine {
         }
     }
 
+    /// The machine that a price list is valid for: CPU model, CPUs, memory, hypervisor and kernel. It does not
+    /// change with a reboot.
+    pub fn identity(&self) -> Measured<String> {
+        let kernel = self.proc.sysctl_text("kernel/osrelease")?;
+        let online = topology::online_cpus(&self.path("/sys"))?.len();
+        // Rounded to a quarter of a GiB: the kernel's own memory differs a little from boot to boot.
+        let quarters = (self.proc.meminfo()?.total as f64 / f64::from(1 << 28)).round();
+        Ok(format!(
+            "{}, {}, {:.2} GiB, {}, Linux {kernel}",
+            self.cpu_model(),
+            count(online, "CPU"),
+            quarters / 4.0,
+            hypervisor().unwrap_or_else(|| "no hypervisor seen".to_owned())
+        ))
+    }
+
+    /// Without a name in /proc/cpuinfo, the architecture.
+    fn cpu_model(&self) -> String {
+        self.proc.cpu_model().unwrap_or_else(|_| format!("{} CPU", std::env::consts::ARCH))
+    }
+
     fn online_cpus(&self) -> u32 {
-        let listed = file::read_line(&self.path("/sys/devices/system/cpu/online"));
-        listed
-            .ok()
-            .and_then(|text| list_len(&text))
-            .or_else(|| std::thread::available_parallelism().ok().map(|n| n.get() as u32))
-            .unwrap_or(1)
+        match topology::online_cpus(&self.path("/sys")) {
+            Ok(cpus) => cpus.len() as u32,
+            Err(_) => std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
+        }
     }
 
     /// NUMA nodes that have memory; a kernel without NUMA counts as one node.
     fn numa_nodes(&self) -> u32 {
-        let with_memory = file::read_line(&self.path("/sys/devices/system/node/has_memory"));
-        with_memory.ok().and_then(|text| list_len(&text)).unwrap_or(1)
+        let with_memory = topology::read_list(&self.path("/sys/devices/system/node/has_memory"));
+        with_memory.map_or(1, |nodes| nodes.len().max(1) as u32)
     }
 
     /// A setting of transparent huge pages: `enabled` or `defrag`.
@@ -305,8 +325,28 @@ mod tests {
     }
 
     #[test]
+    fn identity_names_what_prices_depend_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let machine = Machine::at(dir.path());
+        assert!(machine.identity().is_err());
+        write(dir.path(), "proc/sys/kernel/osrelease", "6.1.0\n");
+        write(dir.path(), "proc/meminfo", "MemTotal:       25165000 kB\n");
+        write(dir.path(), "sys/devices/system/cpu/online", "0-3\n");
+        let unnamed = format!("{} CPU, 4 CPUs, 24.00 GiB, ", std::env::consts::ARCH);
+        assert!(machine.identity().unwrap().starts_with(&unnamed), "{:?}", machine.identity());
+        write(dir.path(), "proc/cpuinfo", "processor\t: 0\nmodel name\t: Fast CPU\n");
+        let identity = machine.identity().unwrap();
+        assert!(identity.starts_with("Fast CPU, 4 CPUs, 24.00 GiB, "), "{identity}");
+        assert!(identity.ends_with(", Linux 6.1.0"), "{identity}");
+    }
+
+    #[test]
     fn this_machine_has_facts() {
-        let facts = Machine::live().facts();
+        let machine = Machine::live();
+        let facts = machine.facts();
         assert!(facts.online_cpus > 0 && facts.memory_bytes > 0 && !facts.kernel_release.is_empty());
+        let identity = machine.identity().unwrap();
+        assert!(identity.contains("Linux "), "{identity}");
+        assert_eq!(machine.identity().unwrap(), identity);
     }
 }

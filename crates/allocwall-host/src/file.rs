@@ -1,5 +1,6 @@
 //! Reads small kernel files. The result is bytes or a typed reason, never a default.
 
+use allocwall_model::catalogue::advice;
 use allocwall_model::units::{Absence, Measured, Reason};
 use rustix::fs::{Access, AtFlags, CWD, accessat};
 use std::cell::RefCell;
@@ -90,7 +91,7 @@ pub fn absence_of(path: &Path, error: &std::io::Error) -> Absence {
     };
     let absence = Absence::new(reason, format!("{}: {}", path.display(), errno_text(error)));
     match error.raw_os_error() {
-        Some(libc::EMFILE) => absence.mend("raise the limit of open files: ulimit -n 65536"),
+        Some(libc::EMFILE) => absence.mend(advice::OPEN_FILES),
         _ => absence,
     }
 }

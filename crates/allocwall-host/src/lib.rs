@@ -1,4 +1,4 @@
-//! All system calls and all unsafe code of allocwall are in this crate. Readers of /proc, /sys and cgroup
+//! This machine: its system calls, and the unsafe code that a diagnosis or a trial needs. Readers of /proc, /sys and cgroup
 //! files take a root folder and parse bytes.
 
 pub mod alarm;

@@ -1,12 +1,13 @@
 //! Anonymous mappings that own their pages, and the kernel's data about the memory of this process.
 
-use crate::topology::kilobytes;
-use allocwall_model::machine::chosen;
+use crate::cgroup::CgroupFs;
+use crate::facts::Machine;
+use crate::file;
+use crate::proc::parse::kilobytes;
 use allocwall_model::units::{Absence, Measured, Reason};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::fs;
-use std::path::Path;
 use std::ptr::NonNull;
 
 pub const PAGE: usize = 4 << 10;
@@ -146,15 +147,15 @@ impl Drop for AnonymousMapping {
 
 pub(crate) fn huge_bytes_within(smaps: &str, low: u64, high: u64) -> u64 {
     let mut overlaps = false;
-    let mut kb = 0;
+    let mut bytes = 0u64;
     for line in smaps.lines() {
         if let Some((from, to)) = address_range(line) {
             overlaps = from < high && low < to;
-        } else if overlaps {
-            kb += kilobytes(line, "AnonHugePages").unwrap_or(0);
+        } else if overlaps && let Some(value) = line.strip_prefix("AnonHugePages:") {
+            bytes = bytes.saturating_add(kilobytes(value.as_bytes()).unwrap_or(0));
         }
     }
-    kb << 10
+    bytes
 }
 
 fn address_range(line: &str) -> Option<(u64, u64)> {
@@ -194,27 +195,13 @@ pub fn thread_counts() -> ThreadCounts {
 }
 
 /// Whether this process can get transparent huge pages of 2 MiB on request.
-pub fn huge_pages_on_request(sys: &Path) -> Measured<()> {
-    let enabled = sys.join("kernel/mm/transparent_hugepage/enabled");
-    let size = sys.join("kernel/mm/transparent_hugepage/hpage_pmd_size");
-    let text = fs::read_to_string(&enabled).map_err(|error| {
-        Absence::new(
-            Reason::NotSupported,
-            format!("no transparent huge pages: {}: {error}", enabled.display()),
-        )
-    })?;
-    let mode = chosen(&text).ok_or_else(|| {
-        Absence::new(
-            Reason::Unparsable,
-            format!("{}: no mode is selected in {:?}", enabled.display(), text.trim()),
-        )
-    })?;
-    if mode == "never" {
+pub fn huge_pages_on_request(machine: &Machine) -> Measured<()> {
+    if machine.thp("enabled")? == "never" {
         return Err(Absence::new(Reason::Disabled, "transparent huge pages are switched off (mode `never`)")
-            .mend(format!(
-                "echo madvise > {}, as root; then allocwall calibrate --fresh",
-                enabled.display()
-            )));
+            .mend(
+                "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled, as root; then allocwall calibrate \
+                 --fresh",
+            ));
     }
     if rustix::thread::transparent_huge_pages_are_disabled().unwrap_or(false) {
         return Err(Absence::new(
@@ -224,8 +211,8 @@ pub fn huge_pages_on_request(sys: &Path) -> Measured<()> {
         .mend("start it from a shell that was not itself started with PR_SET_THP_DISABLE"));
     }
     // The file exists since Linux 4.20; before that x86 has only this size.
-    match fs::read_to_string(&size).map(|text| text.trim().parse::<usize>()) {
-        Ok(Ok(bytes)) if bytes != HUGE => {
+    match file::read_number::<usize>(&machine.path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")) {
+        Ok(bytes) if bytes != HUGE => {
             Err(Absence::new(Reason::NotSupported, format!("huge pages have {bytes} bytes here, not 2 MiB")))
         }
         _ => Ok(()),
@@ -233,42 +220,14 @@ pub fn huge_pages_on_request(sys: &Path) -> Measured<()> {
 }
 
 /// Bytes that this process can use without swapping or reaching a limit of its memory cgroup.
-pub fn headroom(proc: &Path, sys: &Path) -> Measured<u64> {
-    let path = proc.join("meminfo");
-    let available =
-        fs::read_to_string(&path).ok().as_deref().and_then(|text| kilobytes(text, "MemAvailable"));
-    let available = available.ok_or_else(|| {
-        Absence::new(Reason::Unparsable, format!("{}: no MemAvailable line", path.display()))
-    })?;
-    let membership = fs::read_to_string(proc.join("self/cgroup")).unwrap_or_default();
-    Ok(cgroup_rooms(&membership, &sys.join("fs/cgroup")).fold(available << 10, u64::min))
-}
-
-/// Limit minus usage of this process's memory cgroup and of each ancestor, where readable.
-fn cgroup_rooms<'a>(membership: &'a str, root: &'a Path) -> impl Iterator<Item = u64> + 'a {
-    let number = |path: &Path| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
-    membership
-        .lines()
-        .filter_map(move |line| {
-            let mut fields = line.splitn(3, ':').skip(1);
-            let (controllers, group) = (fields.next()?, fields.next()?.trim_start_matches('/'));
-            Some(match controllers {
-                "" => (root.to_owned(), group, "memory.max", "memory.current"),
-                _ if controllers.split(',').any(|c| c == "memory") => {
-                    (root.join("memory"), group, "memory.limit_in_bytes", "memory.usage_in_bytes")
-                }
-                _ => return None,
-            })
-        })
-        .flat_map(move |(root, group, limit, usage)| {
-            Path::new(group)
-                .ancestors()
-                .filter_map(|group| {
-                    let folder = root.join(group);
-                    Some(number(&folder.join(limit))?.saturating_sub(number(&folder.join(usage))?))
-                })
-                .collect::<Vec<u64>>()
-        })
+pub fn headroom(machine: &Machine) -> Measured<u64> {
+    let available = machine
+        .proc
+        .meminfo()?
+        .available
+        .ok_or_else(|| Absence::new(Reason::Unparsable, "/proc/meminfo: no MemAvailable line"))?;
+    let room = CgroupFs::of(machine).ok().and_then(|cgroups| cgroups.own_memory_room());
+    Ok(room.map_or(available, |room| room.min(available)))
 }
 
 #[cfg(test)]
@@ -311,8 +270,9 @@ mod tests {
     #[test]
     fn modes() {
         let root = tempfile::tempdir().unwrap();
-        assert_eq!(huge_pages_on_request(root.path()).unwrap_err().reason, Reason::NotSupported);
-        let folder = root.path().join("kernel/mm/transparent_hugepage");
+        let machine = Machine::at(root.path());
+        assert_eq!(huge_pages_on_request(&machine).unwrap_err().reason, Reason::NotSupported);
+        let folder = machine.path("/sys/kernel/mm/transparent_hugepage");
         fs::create_dir_all(&folder).unwrap();
         for (enabled, size, reason) in [
             ("always madvise [never]", "2097152", Some(Reason::Disabled)),
@@ -322,7 +282,7 @@ mod tests {
         ] {
             fs::write(folder.join("enabled"), enabled).unwrap();
             fs::write(folder.join("hpage_pmd_size"), size).unwrap();
-            let answer = huge_pages_on_request(root.path());
+            let answer = huge_pages_on_request(&machine);
             assert_eq!(answer.err().map(|absence| absence.reason), reason, "{enabled} {size}");
         }
     }
@@ -330,24 +290,35 @@ mod tests {
     #[test]
     fn headroom_heeds_the_tightest_cgroup() {
         let root = tempfile::tempdir().unwrap();
-        let (proc, sys) = (root.path().join("proc"), root.path().join("sys"));
-        let write = |path: &Path, text: &str| {
+        let machine = Machine::at(root.path());
+        let write = |path: &str, text: &str| {
+            let path = machine.path(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         };
-        assert!(headroom(&proc, &sys).is_err());
-        write(&proc.join("meminfo"), "MemAvailable: 1000000 kB\n");
-        assert_eq!(headroom(&proc, &sys), Ok(1_000_000 << 10));
-        write(&proc.join("self/cgroup"), "4:memory:/a/b\n0::/a\n");
-        write(&sys.join("fs/cgroup/memory/a/b/memory.limit_in_bytes"), "9223372036854771712");
-        write(&sys.join("fs/cgroup/memory/a/b/memory.usage_in_bytes"), "100");
-        write(&sys.join("fs/cgroup/memory/a/memory.limit_in_bytes"), "5000");
-        write(&sys.join("fs/cgroup/memory/a/memory.usage_in_bytes"), "1000");
-        assert_eq!(headroom(&proc, &sys), Ok(4000));
-        write(&sys.join("fs/cgroup/a/memory.max"), "max");
-        assert_eq!(headroom(&proc, &sys), Ok(4000));
-        write(&sys.join("fs/cgroup/a/memory.max"), "300");
-        write(&sys.join("fs/cgroup/a/memory.current"), "400");
-        assert_eq!(headroom(&proc, &sys), Ok(0));
+        assert_eq!(headroom(&machine).unwrap_err().reason, Reason::NotFound);
+        write("/proc/meminfo", "MemTotal: 2000000 kB\n");
+        assert_eq!(headroom(&machine).unwrap_err().reason, Reason::Unparsable);
+        write("/proc/meminfo", "MemTotal: 2000000 kB\nMemAvailable: 1000000 kB\n");
+        assert_eq!(headroom(&machine), Ok(1_000_000 << 10));
+        write(
+            "/proc/self/mountinfo",
+            "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
+             41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n",
+        );
+        write("/proc/self/cgroup", "4:memory:/a/b\n0::/a\n");
+        write("/sys/fs/cgroup/memory/a/b/memory.limit_in_bytes", "9223372036854771712");
+        write("/sys/fs/cgroup/memory/a/b/memory.usage_in_bytes", "100");
+        assert_eq!(headroom(&machine), Ok(1_000_000 << 10));
+        write("/sys/fs/cgroup/memory/a/memory.limit_in_bytes", "5000");
+        write("/sys/fs/cgroup/memory/a/memory.usage_in_bytes", "1000");
+        assert_eq!(headroom(&machine), Ok(4000));
+        // The memory controller belongs to one of the two hierarchies.
+        write("/proc/self/cgroup", "0::/a\n");
+        write("/sys/fs/cgroup/unified/a/memory.max", "max");
+        write("/sys/fs/cgroup/unified/a/memory.current", "400");
+        assert_eq!(headroom(&machine), Ok(1_000_000 << 10));
+        write("/sys/fs/cgroup/unified/a/memory.max", "300");
+        assert_eq!(headroom(&machine), Ok(0));
     }
 }

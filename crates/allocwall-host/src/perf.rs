@@ -9,6 +9,7 @@ use crate::clock;
 use crate::limits;
 use crate::maps::{Mapping, Perms};
 use crate::rights::run_as_root;
+use allocwall_model::catalogue::advice;
 use allocwall_model::units::{Absence, Measured, Reason};
 use perf_event::data::Record;
 use perf_event::events::{Cache, CacheId, CacheOp, CacheResult, Software, Tracepoint};
@@ -637,21 +638,29 @@ fn kernel_part(chain: &[u64]) -> &[u64] {
 
 /// Why perf_event_open or the mapping of its ring failed, and how to fix it. perf_event_open(2), ERRORS.
 pub fn absence(error: &io::Error) -> Absence {
-    let detail = |what: &str| format!("perf_event_open: {what} ({error})");
+    let because = |reason, what: &str| Absence::new(reason, format!("perf_event_open: {what} ({error})"));
     match error.raw_os_error() {
-        Some(libc::EACCES) => Absence::new(Reason::NotPermitted, detail("this user is not permitted"))
+        Some(libc::EACCES) => because(Reason::NotPermitted, "this user is not permitted")
             .mend(run_as_root())
-.mend("setcap cap_perfmon,cap_sys_ptrace+ep on the binary")
-.mend("sysctl kernel.perf_event_paranoid=1"),
-        Some(libc::EPERM) => Absence::new(Reason::NotPermitted, detail("missing capabilities, seccomp or the locked-memory limit forbid it"))
-            .mend("in a container: --cap-add PERFMON --cap-add SYS_PTRACE and a seccomp profile that allows perf_event_open"),
-        Some(libc::ENOSYS) => Absence::new(Reason::NotSupported, detail("the kernel has no perf events, or seccomp blocks them"))
-            .mend("allow perf_event_open in the container's seccomp profile"),
-        Some(libc::ENOENT | libc::EOPNOTSUPP) => Absence::new(Reason::NotSupported, detail("this machine has no such event")),
-        Some(libc::ESRCH) => Absence::new(Reason::Vanished, detail("the target is gone")),
-        Some(libc::EMFILE | libc::ENFILE) => Absence::new(Reason::TooCostly, detail("too many open files"))
-            .mend("raise the limit of open files: ulimit -n 65536"),
-        _ => Absence::new(Reason::NotSupported, detail("failed")),
+            .mend(advice::SETCAP)
+            .mend(advice::KERNEL_STACKS),
+        Some(libc::EPERM) => because(
+            Reason::NotPermitted,
+            "missing capabilities, seccomp or the locked-memory limit forbid it",
+        )
+        .mend(advice::IN_A_CONTAINER),
+        Some(libc::ENOSYS) => {
+            because(Reason::NotSupported, "the kernel has no perf events, or seccomp blocks them")
+                .mend("allow perf_event_open in the container's seccomp profile")
+        }
+        Some(libc::ENOENT | libc::EOPNOTSUPP) => {
+            because(Reason::NotSupported, "this machine has no such event")
+        }
+        Some(libc::ESRCH) => because(Reason::Vanished, "the target is gone"),
+        Some(libc::EMFILE | libc::ENFILE) => {
+            because(Reason::TooCostly, "too many open files").mend(advice::OPEN_FILES)
+        }
+        _ => because(Reason::NotSupported, "failed"),
     }
 }
 

@@ -66,10 +66,11 @@ pub enum RaisedRights {
 }
 
 impl RaisedRights {
-    pub fn key(self) -> &'static str {
+    /// What the file has.
+    pub fn text(self) -> &'static str {
         match self {
-            RaisedRights::SetUser => "setuid",
-            RaisedRights::SetGroup => "setgid",
+            RaisedRights::SetUser => "setuid rights",
+            RaisedRights::SetGroup => "setgid rights",
             RaisedRights::Capabilities => "file capabilities",
         }
     }

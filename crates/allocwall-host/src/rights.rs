@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 pub struct Capabilities(pub u64);
 
 impl Capabilities {
-    pub const DAC_READ_SEARCH: u32 = 2;
     pub const SYS_PTRACE: u32 = 19;
     pub const SYS_ADMIN: u32 = 21;
     pub const SYSLOG: u32 = 34;

@@ -1,7 +1,7 @@
 //! CPUs and their relations, from sysfs (Documentation/admin-guide/cputopology.rst), and pinning of threads
 //! to CPUs.
 
-use crate::place;
+use crate::{file, place};
 use allocwall_model::units::{Absence, Measured, Reason};
 use std::fs;
 use std::io;
@@ -141,14 +141,14 @@ pub fn online_cpus(sys: &Path) -> Measured<Vec<u32>> {
 /// Parses the kernel's list format, `0-3,8,10-11` (lib/bitmap.c, without its strides). Empty text is an empty
 /// list.
 pub fn parse_cpu_list(text: &str) -> Option<Vec<u32>> {
-    /// The largest CONFIG_NR_CPUS is 8192; a list with a larger number is not a CPU list.
+    /// The largest CONFIG_NR_CPUS is 8192; a list with a larger number, or with more, is not a CPU list.
     const MOST: u32 = 1 << 16;
     let text = text.trim();
     let mut list = Vec::new();
     for part in text.split(',').filter(|_| !text.is_empty()) {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
-        if first > last || last >= MOST {
+        if first > last || last >= MOST || list.len() as u32 + (last - first) >= MOST {
             return None;
         }
         list.extend(first..=last);
@@ -156,25 +156,9 @@ pub fn parse_cpu_list(text: &str) -> Option<Vec<u32>> {
     Some(list)
 }
 
-fn read_text(path: &Path) -> Measured<String> {
-    fs::read_to_string(path).map_err(|error| {
-        let reason = match error.kind() {
-            io::ErrorKind::NotFound => Reason::NotFound,
-            io::ErrorKind::PermissionDenied => Reason::NotPermitted,
-            _ => Reason::NotSupported,
-        };
-        Absence::new(reason, format!("{}: {error}", path.display()))
-    })
-}
-
-fn read_list(path: &Path) -> Measured<Vec<u32>> {
-    let text = read_text(path)?;
-    parse_cpu_list(&text).ok_or_else(|| {
-        Absence::new(
-            Reason::Unparsable,
-            format!("{}: {:?} is not a list of CPUs", path.display(), text.trim()),
-        )
-    })
+pub(crate) fn read_list(path: &Path) -> Measured<Vec<u32>> {
+    let text = file::read_line(path)?;
+    parse_cpu_list(&text).ok_or_else(|| file::unparsable(&path.display(), text.as_bytes()))
 }
 
 fn numbered(root: &Path, prefix: &str) -> Vec<(u32, PathBuf)> {
@@ -201,7 +185,7 @@ fn read_nodes(root: &Path) -> Measured<Vec<(u32, Vec<u32>)>> {
 
 fn read_l3(root: &Path) -> Measured<Option<Vec<u32>>> {
     for (_, index) in numbered(root, "index") {
-        if read_text(&index.join("level")).is_ok_and(|level| level.trim() == "3") {
+        if file::read_line(&index.join("level")).is_ok_and(|level| level == "3") {
             return read_list(&index.join("shared_cpu_list")).map(Some);
         }
     }
@@ -239,60 +223,6 @@ fn affinity_absence(error: io::Error) -> Absence {
         _ => Reason::NotSupported,
     };
     Absence::new(reason, format!("CPU affinity of this thread: {error}"))
-}
-
-/// The machine that a price list is valid for: CPU model, CPUs, memory, hypervisor and kernel. It does not
-/// change with a reboot.
-pub fn machine_identity(proc: &Path, sys: &Path) -> Measured<String> {
-    let kernel = read_text(&proc.join("sys/kernel/osrelease"))?;
-    let cpuinfo = read_text(&proc.join("cpuinfo"))?;
-    let meminfo = read_text(&proc.join("meminfo"))?;
-    let online = read_list(&sys.join("devices/system/cpu/online"))?.len();
-    // Rounded to a quarter of a GiB: the kernel's own memory differs a little from boot to boot.
-    let memory = kilobytes(&meminfo, "MemTotal").map_or_else(
-        || "memory unknown".to_owned(),
-        |kb| format!("{:.2} GiB", (kb as f64 / f64::from(1 << 20) * 4.0).round() / 4.0),
-    );
-    Ok(format!(
-        "{}, {online} {}, {memory}, {}, Linux {}",
-        cpu_model(&cpuinfo),
-        if online == 1 { "CPU" } else { "CPUs" },
-        hypervisor().unwrap_or_else(|| "no hypervisor seen".to_owned()),
-        kernel.trim()
-    ))
-}
-
-/// The value of a line of /proc/meminfo, in KiB.
-pub fn kilobytes(meminfo: &str, key: &str) -> Option<u64> {
-    meminfo.lines().find_map(|line| {
-        let value = line.strip_prefix(key)?.strip_prefix(':')?;
-        value.trim().strip_suffix("kB")?.trim().parse().ok()
-    })
-}
-
-pub(crate) fn cpu_model(cpuinfo: &str) -> String {
-    let field = |wanted: &str| {
-        cpuinfo.lines().find_map(|line| {
-            let (key, value) = line.split_once(':')?;
-            (key.trim() == wanted).then(|| value.trim().to_owned())
-        })
-    };
-    // Arm gives no model name, only numbers (Documentation/arch/arm64/cpu-feature-registers.rst).
-    field("model name")
-        .or_else(|| Some(format!("CPU {}/{}", field("CPU implementer")?, field("CPU part")?)))
-        .unwrap_or_else(|| format!("{} CPU", std::env::consts::ARCH))
-}
-
-/// The name of the hypervisor from CPUID; other architectures have no source for it.
-#[cfg(any(target_arch = "x86", target_arch = "x86_64"))]
-fn hypervisor() -> Option<String> {
-    let info = raw_cpuid::CpuId::new().get_hypervisor_info()?;
-    Some(format!("{:?}", info.identify()))
-}
-
-#[cfg(not(any(target_arch = "x86", target_arch = "x86_64")))]
-fn hypervisor() -> Option<String> {
-    None
 }
 
 #[cfg(test)]
@@ -379,6 +309,10 @@ mod tests {
         {
             assert_eq!(parse_cpu_list(malformed), None, "{malformed:?}");
         }
+        assert_eq!(parse_cpu_list("0-65535").map(|list| list.len()), Some(1 << 16));
+        for too_long in ["0-65536", "0-65535,0", "0-40000,0-40000"] {
+            assert_eq!(parse_cpu_list(too_long), None, "{too_long}");
+        }
     }
 
     #[test]
@@ -448,21 +382,5 @@ mod tests {
         }
         assert_eq!(allowed_cpus().unwrap(), before);
         assert!(Pinned::to(u32::MAX).is_err());
-    }
-
-    #[test]
-    fn identity_names_what_prices_depend_on() {
-        let identity = machine_identity(Path::new("/proc"), Path::new("/sys")).unwrap();
-        assert!(identity.contains("Linux "), "{identity}");
-        assert_eq!(identity, machine_identity(Path::new("/proc"), Path::new("/sys")).unwrap());
-        assert!(machine_identity(Path::new("/nonexistent"), Path::new("/sys")).is_err());
-    }
-
-    #[test]
-    fn meminfo_and_cpuinfo() {
-        assert_eq!(kilobytes("MemTotal:       24682416 kB\n", "MemTotal"), Some(24682416));
-        assert_eq!(kilobytes("MemTotalX: 1 kB\nMemTotal: x kB\n", "MemTotal"), None);
-        assert_eq!(cpu_model("processor\t: 0\nmodel name\t: Fast CPU\n"), "Fast CPU");
-        assert_eq!(cpu_model("CPU implementer\t: 0x41\nCPU part\t: 0xd0c\n"), "CPU 0x41/0xd0c");
     }
 }

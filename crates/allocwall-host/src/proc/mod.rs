@@ -4,8 +4,7 @@
 pub(crate) mod parse;
 
 pub use parse::{
-    CgroupLine, HugePages, MemInfo, ProcessStat, SchedStat, Status, SyscallState, cpu_model, is_arena_hook,
-    list_len, pair,
+    CgroupLine, HugePages, MemInfo, ProcessStat, SchedStat, Status, SyscallState, is_arena_hook, pair,
 };
 
 use crate::file::{self, unparsable};
@@ -320,6 +319,11 @@ impl ProcFs {
 
     pub fn cgroups(&self, pid: i32) -> Measured<Vec<CgroupLine>> {
         self.process(pid, "cgroup", |bytes| Some(parse::cgroup(bytes)))
+    }
+
+    /// Of this process itself.
+    pub fn own_cgroups(&self) -> Measured<Vec<CgroupLine>> {
+        file::read(&self.root.join("self/cgroup"), |bytes| Ok(parse::cgroup(bytes)))
     }
 
     /// Living processes that this one started.

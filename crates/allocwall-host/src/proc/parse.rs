@@ -157,8 +157,8 @@ fn four(value: &[u8]) -> Option<[u32; 4]> {
     Some([fields.next()??, fields.next()??, fields.next()??, fields.next()??])
 }
 
-/// `1688 kB`: the kernel's kB has 1,024 bytes.
-fn kilobytes(value: &[u8]) -> Option<u64> {
+/// `1688 kB`: the kernel's kB has 1,024 bytes. The result is in bytes.
+pub fn kilobytes(value: &[u8]) -> Option<u64> {
     let mut fields = words(value);
     let amount: u64 = number(fields.next()?)?;
     (fields.next() == Some(b"kB")).then(|| amount.checked_mul(1024)).flatten()
@@ -503,24 +503,21 @@ pub fn meminfo(bytes: &[u8]) -> Option<MemInfo> {
     })
 }
 
-/// The name of the processor. x86, Arm, POWER and s390 use different keys in /proc/cpuinfo.
+/// The name of the processor. x86, Arm boards, POWER and s390 use different keys in /proc/cpuinfo. Other Arm
+/// machines give only numbers (Documentation/arch/arm64/cpu-feature-registers.rst).
 pub fn cpu_model(bytes: &[u8]) -> Option<String> {
-    ["model name", "Model", "cpu", "vendor_id"].iter().find_map(|key| {
+    let field = |key: &str| {
         lines(bytes).find_map(|line| {
             let (name, value) = pair(line, b':')?;
-            let value = String::from_utf8_lossy(value.trim_ascii()).into_owned();
-            (name.trim_ascii() == key.as_bytes() && !value.is_empty()).then_some(value)
+            let value = value.trim_ascii();
+            (name.trim_ascii() == key.as_bytes() && !value.is_empty())
+                .then(|| String::from_utf8_lossy(value).into_owned())
         })
-    })
-}
-
-/// Number of members of a list such as `0-3,8,10-11`.
-pub fn list_len(text: &str) -> Option<u32> {
-    text.trim().split(',').try_fold(0u32, |sum, part| {
-        let (low, high) = part.split_once('-').unwrap_or((part, part));
-        let (low, high): (u32, u32) = (low.parse().ok()?, high.parse().ok()?);
-        sum.checked_add(high.checked_sub(low)?.checked_add(1)?)
-    })
+    };
+    ["model name", "Model", "cpu", "vendor_id"]
+        .into_iter()
+        .find_map(field)
+        .or_else(|| Some(format!("CPU {}/{}", field("CPU implementer")?, field("CPU part")?)))
 }
 
 /// Runs every parser of this module and ignores the results.
@@ -535,8 +532,6 @@ pub(crate) fn all_parsers(bytes: &[u8]) {
     let _ = (syscall(bytes), cpu_times(bytes, 10_000_000), pressure_some(bytes));
     vmstat(bytes, &mut HostTick::default());
     let _ = (meminfo(bytes), cpu_model(bytes), shows_addresses(bytes), proc_restrictions(bytes));
-    let text = String::from_utf8_lossy(bytes);
-    let _ = list_len(&text);
 }
 
 #[cfg(test)]
@@ -804,13 +799,15 @@ mod tests {
         let m = meminfo(b"MemTotal:       24103 kB\nHugePages_Total:       4\nHugePages_Free:        3\nHugepagesize:       2048 kB\n").unwrap();
         assert_eq!((m.total, m.hugepages_total, m.hugepages_free), (24103 << 10, Some(4), Some(3)));
         assert_eq!((m.hugepage_bytes, m.available), (Some(2 << 20), None));
-        assert_eq!(meminfo(b"MemFree: 1 kB\n"), None);
+        for bad in [&b"MemFree: 1 kB\n"[..], b"MemTotalX: 1 kB\nMemTotal: x kB\n"] {
+            assert_eq!(meminfo(bad), None);
+        }
         assert_eq!(cpu_model(b"processor\t: 0\nmodel name\t: Xeon: gold\n").unwrap(), "Xeon: gold");
+        let numbers = b"CPU implementer\t: 0x41\nCPU part\t: 0xd0c\n";
+        assert_eq!(cpu_model(numbers).unwrap(), "CPU 0x41/0xd0c");
+        let board = [&numbers[..], b"\nModel\t\t: Some Board\n"].concat();
+        assert_eq!(cpu_model(&board).unwrap(), "Some Board");
         assert_eq!(cpu_model(b"processor\t: 0\n"), None);
-        assert_eq!(
-            (list_len("0-3,8\n"), list_len("0"), list_len("3-1"), list_len("")),
-            (Some(5), Some(1), None, None)
-        );
     }
 
     proptest! {

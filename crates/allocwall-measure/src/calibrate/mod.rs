@@ -10,6 +10,7 @@ mod cache;
 mod experiments;
 mod facts;
 
+use allocwall_host::facts::Machine;
 use allocwall_host::topology::{self, Pinned, Topology};
 use allocwall_host::{libc_malloc, memory, own};
 use allocwall_model::catalogue::prices;
@@ -106,7 +107,7 @@ pub fn load_cached(dir: &Path, machine: &str) -> Measured<PriceList> {
 
 /// The identity that a list must have to be used here.
 pub fn machine_identity() -> Measured<String> {
-    let machine = topology::machine_identity(Path::new("/proc"), Path::new("/sys"))?;
+    let machine = Machine::live().identity()?;
     Ok(format!("{machine}, {}", libc_malloc::libc_name()))
 }
 
@@ -182,18 +183,18 @@ impl Bench {
                 format!("pages have {page} bytes here; the prices are for 4 KiB pages"),
             ));
         }
-        let (proc, sys) = (Path::new("/proc"), Path::new("/sys"));
+        let machine = Machine::live();
         let allowed = topology::allowed_cpus()?;
         // The last CPU: interrupts and the rest of the system mostly use the first ones.
         let cpu = *allowed
             .last()
             .ok_or_else(|| Absence::new(Reason::NotPermitted, "no CPU is available to this process"))?;
         Ok(Bench {
-            topology: Topology::read(sys),
+            topology: Topology::read(&machine.path("/sys")),
             allowed,
             cpu,
-            huge: memory::huge_pages_on_request(sys),
-            headroom: memory::headroom(proc, sys)?,
+            huge: memory::huge_pages_on_request(&machine),
+            headroom: memory::headroom(&machine)?,
         })
     }
 }
