@@ -5,13 +5,12 @@
 //! (SYSCALL_WORK_SYSCALL_TRACEPOINT, include/linux/thread_info.h). So by default it is open only for a small
 //! part of the window.
 
-use super::record::probe;
 use allocwall_host::perf::EventCounter;
 use allocwall_host::proc::ProcFs;
 use allocwall_host::tracefs;
 use allocwall_host::worker::Worker;
 use allocwall_model::catalogue::syscalls::MapCall;
-use allocwall_model::recording::{EventCount, Probe, ProbeState};
+use allocwall_model::recording::{EventCount, Probe, ProbeName, ProbeState};
 use allocwall_model::units::{Absence, Reason};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -56,7 +55,7 @@ impl Counting {
         self.stop.store(true, Ordering::Relaxed);
         let absent = |absence| (Vec::new(), ProbeState::Absent(absence));
         let (counts, state) = self.thread.finish().unwrap_or_else(absent);
-        (counts, probe("map_calls", "number of mmap, munmap and similar calls", state))
+        (counts, Probe::new(ProbeName::MapCalls, state))
     }
 }
 

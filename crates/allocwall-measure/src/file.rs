@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 const MAGIC: &[u8; 10] = b"allocwall\0";
 const HEADER: usize = MAGIC.len() + 2;
 /// Increased whenever `Part` or anything in it changes.
-pub const FORMAT_VERSION: u16 = 2;
+pub const FORMAT_VERSION: u16 = 3;
 
 const FILE_LIMIT: u64 = 256 << 20;
 const PART_LIMIT: u64 = 64 << 20;
@@ -397,11 +397,7 @@ fn assemble(head: Head, batches: Vec<Batch>, tail: Option<Tail>) -> std::result:
         recording.meta.ended = Ended::CutOff;
         let last = recording.ticks.last().map_or(0, |t| t.t_ns);
         recording.meta.window_ns = recording.samples.iter().map(|s| s.t_ns).max().unwrap_or(0).max(last);
-        recording.probes.push(Probe {
-            name: "tail".into(),
-            what: "symbols, complete stacks and thread times".into(),
-            state: ProbeState::Absent(cut_off()),
-        });
+        recording.probes.push(Probe::new(ProbeName::Tail, ProbeState::Absent(cut_off())));
         return Ok(recording);
     };
     if tail.sample_stacks.len() != recording.samples.len() || tail.wait_stacks.len() != recording.waits.len()

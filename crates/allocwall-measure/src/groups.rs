@@ -2,7 +2,7 @@
 
 use allocwall_host::cgroup::{Cgroup, CgroupFs};
 use allocwall_host::facts::Machine;
-use allocwall_model::recording::{CgroupTick, ProbeState};
+use allocwall_model::recording::{CgroupTick, Probe, ProbeName, ProbeState};
 use allocwall_model::units::{Absence, Measured, Reason};
 
 /// The most processes whose group is read, and the most groups that are compared.
@@ -71,9 +71,8 @@ impl Groups {
         }
     }
 
-    /// Description and state of the probe at the end of the window: which group it measured, and whether that
-    /// was the right group.
-    pub fn outcome(&self) -> (String, ProbeState) {
+    /// The probe at the end of the window: which group it measured, and whether that was the right group.
+    pub fn outcome(&self) -> Probe {
         let grown = |group: &Group| {
             let now = group.cgroup.tick().ok()?.throttled_ns;
             Some(now.saturating_sub(group.first?.throttled_ns))
@@ -83,11 +82,13 @@ impl Groups {
             .iter()
             .map(|group| Standing { path: &group.cgroup.path, grown_ns: grown(group).unwrap_or(0) })
             .collect();
-        let (what, state) = outcome(&standings, self.chosen, self.more);
-        match (state, &self.unread) {
-            (ProbeState::Measured, Some(absence)) => (what, ProbeState::Partial(absence.clone())),
-            (state, _) => (what, state),
+        let mut probe = outcome(&standings, self.chosen, self.more);
+        if probe.state == ProbeState::Measured
+            && let Some(absence) = &self.unread
+        {
+            probe.state = ProbeState::Partial(absence.clone());
         }
+        probe
     }
 }
 
@@ -105,13 +106,13 @@ fn choose(ticks: &[Option<CgroupTick>]) -> usize {
     (0..ticks.len()).min_by(order).unwrap_or(0)
 }
 
-fn outcome(groups: &[Standing<'_>], chosen: usize, more: bool) -> (String, ProbeState) {
-    const WHAT: &str = "quota and throttling";
+fn outcome(groups: &[Standing<'_>], chosen: usize, more: bool) -> Probe {
     let shown = &groups[chosen];
+    let mut probe = Probe::new(ProbeName::Cgroup, ProbeState::Measured);
     if groups.len() == 1 && !more {
-        return (WHAT.into(), ProbeState::Measured);
+        return probe;
     }
-    let what = format!("{WHAT} of {}, one of {} groups", shown.path, groups.len());
+    probe.what += &format!(" of {}, one of {} groups", shown.path, groups.len());
     let worst = groups.iter().max_by_key(|g| g.grown_ns).unwrap_or(shown);
     if worst.grown_ns > shown.grown_ns {
         let ms = |group: &Standing<'_>| group.grown_ns / 1_000_000;
@@ -123,13 +124,12 @@ fn outcome(groups: &[Standing<'_>], chosen: usize, more: bool) -> (String, Probe
             ms(worst)
         );
         let absence = Absence::new(Reason::TooLittle, detail);
-        return (what, ProbeState::Partial(absence.mend("diagnose that group alone with --cgroup")));
-    }
-    if more {
+        probe.state = ProbeState::Partial(absence.mend("diagnose that group alone with --cgroup"));
+    } else if more {
         let detail = format!("the target has more groups; only {} were compared", groups.len());
-        return (what, ProbeState::Partial(Absence::new(Reason::TooCostly, detail)));
+        probe.state = ProbeState::Partial(Absence::new(Reason::TooCostly, detail));
     }
-    (what, ProbeState::Measured)
+    probe
 }
 
 #[cfg(test)]
@@ -153,15 +153,15 @@ mod tests {
     fn a_wrong_choice_is_reported() {
         let standing = |path, grown_ns| Standing { path, grown_ns };
         let groups = [standing("/a", 5_000_000), standing("/b", 90_000_000)];
-        let (what, state) = outcome(&groups, 1, false);
-        assert_eq!(what, "quota and throttling of /b, one of 2 groups");
-        assert_eq!(state, ProbeState::Measured);
-        let ProbeState::Partial(absence) = outcome(&groups, 0, false).1 else {
+        let probe = outcome(&groups, 1, false);
+        assert_eq!(probe.what, "quota and throttling of /b, one of 2 groups");
+        assert_eq!(probe.state, ProbeState::Measured);
+        let ProbeState::Partial(absence) = outcome(&groups, 0, false).state else {
             panic!("the other one was throttled more");
         };
         assert!(absence.detail.contains("/b was throttled for 90 ms"), "{absence}");
-        assert!(matches!(outcome(&groups, 1, true).1, ProbeState::Partial(_)));
-        let (what, state) = outcome(&groups[..1], 0, false);
-        assert_eq!((what.as_str(), state), ("quota and throttling", ProbeState::Measured));
+        assert!(matches!(outcome(&groups, 1, true).state, ProbeState::Partial(_)));
+        let alone = outcome(&groups[..1], 0, false);
+        assert_eq!(alone, Probe::new(ProbeName::Cgroup, ProbeState::Measured));
     }
 }

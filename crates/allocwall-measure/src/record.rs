@@ -21,7 +21,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use window::Window;
 
-pub(crate) use probes::{full, probe};
+pub(crate) use probes::full;
 
 pub const DEFAULT_WINDOW: Duration = Duration::from_secs(15);
 /// Shorter windows have too few samples for a judgement; longer ones exceed the size of a recording.

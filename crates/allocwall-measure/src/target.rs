@@ -13,7 +13,7 @@ mod space;
 mod versions;
 
 pub use components::Components;
-pub use facts::{FileFacts, FileView, LibcKind, examine_file, view_file};
+pub use facts::{FileFacts, FileView, examine_file, view_file};
 pub use modules::Modules;
 pub use process::TargetView;
 pub use program::view_program;

@@ -1,13 +1,10 @@
 //! The slow counters: each reading takes /proc and the cgroup files of the whole target once.
 
-use super::record::probe;
 use allocwall_host::proc::{ProcFs, ProcessStat};
-use allocwall_model::recording::{CgroupTick, Probe, ProbeState, Smaps, ThreadTimes, Tick};
+use allocwall_model::recording::{CgroupTick, Probe, ProbeName, ProbeState, Smaps, ThreadTimes, Tick};
 use allocwall_model::units::{Absence, Measured, Reason};
 use std::collections::{BTreeMap, HashMap};
 
-/// The description of the probe.
-pub const SMAPS: &str = "huge pages, lazily freed pages, shares";
 /// smaps_rollup and numa_maps walk the page tables while they hold the map lock, so they are not read on
 /// targets larger than this.
 pub const SMAPS_LIMIT: u64 = 8 << 30;
@@ -225,14 +222,14 @@ impl TickReader {
         });
         let host = self.host.clone().map(ProbeState::Partial);
         [
-            ("counters", "CPU time and faults, from the kernel's counters", counters),
-            ("sizes", "anonymous memory and data", self.sizes.0.clone()),
-            ("smaps", SMAPS, self.smaps.0.clone()),
-            ("numa", "resident memory by node", self.nodes.0.clone()),
-            ("host", "counters of the whole machine", host),
+            (ProbeName::Counters, counters),
+            (ProbeName::Sizes, self.sizes.0.clone()),
+            (ProbeName::Smaps, self.smaps.0.clone()),
+            (ProbeName::Numa, self.nodes.0.clone()),
+            (ProbeName::Host, host),
         ]
         .into_iter()
-        .filter_map(|(name, what, state)| Some(probe(name, what, state?)))
+        .filter_map(|(name, state)| Some(Probe::new(name, state?)))
         .collect()
     }
 
@@ -460,7 +457,7 @@ impl ThreadClock {
             true => ProbeState::Absent(absence),
             false => ProbeState::Partial(absence),
         };
-        Some(probe("run_delay", "CPU time and run-queue time of the threads", state))
+        Some(Probe::new(ProbeName::RunDelay, state))
     }
 
     /// The number of threads that the last reading found.
@@ -592,7 +589,7 @@ mod tests {
         assert_eq!(read(None).unwrap_err().reason, Reason::NotSupported);
         assert_eq!(read(Some(1_003)), Ok(3), "earlier use must not count as new use");
         let probes = reader.probes();
-        let counters = probes.iter().find(|p| p.name == "counters").unwrap();
+        let counters = probes.iter().find(|p| p.name == ProbeName::Counters).unwrap();
         assert!(
             matches!(&counters.state, ProbeState::Partial(a) if a.detail.ends_with("1 of 3 readings were incomplete")),
             "{counters:?}"

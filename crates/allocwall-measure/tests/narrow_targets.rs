@@ -5,7 +5,7 @@
 
 use allocwall_measure::reading::Readers;
 use allocwall_measure::record::{self, Request, Target};
-use allocwall_model::recording::ProbeState;
+use allocwall_model::recording::{ProbeName, ProbeState};
 use allocwall_model::units::{Absence, Reason};
 use std::path::Path;
 use std::process::{Child, Command};
@@ -67,8 +67,8 @@ fn a_32_bit_program_keeps_its_leaves() {
     child.kill().unwrap();
     child.wait().unwrap();
     let recording = recorded.expect("a recording").recording;
-    let state = |name: &str| &recording.probes.iter().find(|p| p.name == name).unwrap().state;
-    match state("cpu_samples") {
+    let state = |name: ProbeName| &recording.probe(name).unwrap().state;
+    match state(ProbeName::CpuSamples) {
         ProbeState::Absent(absence) => return println!("skipped: {absence}"),
         ProbeState::Partial(absence) => assert!(absence.detail.contains("32-bit"), "{absence}"),
         ProbeState::Measured => panic!("the missing callers are not reported"),
@@ -83,6 +83,6 @@ fn a_32_bit_program_keeps_its_leaves() {
     assert!(!user.is_empty() && user.into_iter().all(in_program));
     // Tracepoints do not include its calls: a count of none does not mean no calls.
     assert!(recording.counts.is_empty(), "{:?}", recording.counts);
-    assert!(matches!(state("map_calls"), ProbeState::Absent(_)));
+    assert!(matches!(state(ProbeName::MapCalls), ProbeState::Absent(_)));
     assert!(recording.heap.is_err());
 }

@@ -86,7 +86,7 @@ fn tail() -> Tail {
     Tail {
         meta: Meta { lost_records: 60, ..meta() },
         processes: head.processes,
-        probes: vec![Probe { name: "waits".into(), what: "w".into(), state: ProbeState::Measured }],
+        probes: vec![Probe::new(ProbeName::Waits, ProbeState::Measured)],
         threads: vec![ThreadTimes {
             pid: 7,
             tid: 7,
@@ -170,7 +170,7 @@ fn a_truncated_file_is_a_partial_recording_or_an_error() {
         let cut = cut.unwrap_or_else(|e| panic!("{length} of {}: {e}", whole.len()));
         assert_eq!(cut.meta.ended, Ended::CutOff, "{length}");
         assert_eq!(cut.samples.len(), usize::from(length >= ends[2]), "{length}");
-        assert!(cut.probes.iter().any(|p| p.name == "tail") && cut.heap.is_err());
+        assert!(cut.probe(ProbeName::Tail).is_some() && cut.heap.is_err());
     }
 }
 

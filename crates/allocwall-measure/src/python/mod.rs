@@ -5,10 +5,12 @@
 mod stacks;
 
 use super::reading::{PYTHON, Readers};
-use super::record::{full, probe};
+use super::record::full;
 use allocwall_host::clock::monotonic_ns;
 use allocwall_host::confined::Child;
-use allocwall_model::recording::{PYTHON_DEPTH, Probe, ProbeState, Process, PythonSample, Runtime};
+use allocwall_model::recording::{
+    PYTHON_DEPTH, Probe, ProbeName, ProbeState, Process, PythonSample, Runtime,
+};
 use allocwall_model::units::{Absence, Reason};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, HashSet};
@@ -168,12 +170,12 @@ impl Pythons {
             0 => ProbeState::Absent(absence),
             _ => ProbeState::Partial(absence),
         };
-        self.full(Some(python_probe(state)))
+        self.full(Some(Probe::new(ProbeName::PythonStacks, state)))
     }
 
     fn full(&self, state: Option<Probe>) -> Option<Probe> {
         match self.full_at_ns {
-            Some(t_ns) => Some(python_probe(ProbeState::Partial(full(t_ns)))),
+            Some(t_ns) => Some(Probe::new(ProbeName::PythonStacks, ProbeState::Partial(full(t_ns)))),
             None => state,
         }
     }
@@ -204,10 +206,6 @@ impl Pythons {
             format!("the process that reads Python's stacks failed: {}", child.end()),
         ));
     }
-}
-
-fn python_probe(state: ProbeState) -> Probe {
-    probe("python_stacks", "Python function names", state)
 }
 
 fn decoded(message: Option<Vec<u8>>) -> io::Result<Option<Answer>> {

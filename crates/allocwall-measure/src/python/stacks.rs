@@ -1,12 +1,12 @@
 //! The code of the child process: reads Python's function names from outside, without stopping the
 //! interpreter.
 
-use super::{Answer, Ask, python_probe};
+use super::{Answer, Ask};
 use allocwall_host::clock::monotonic_ns;
 use allocwall_host::confined::{Limits, Parent};
 use allocwall_host::rights::run_as_root;
 use allocwall_host::worker::Worker;
-use allocwall_model::recording::{Probe, ProbeState, PythonSample};
+use allocwall_model::recording::{Probe, ProbeName, ProbeState, PythonSample};
 use allocwall_model::units::{Absence, Measured, Reason};
 use py_spy::config::LockingStrategy;
 use py_spy::{Config, PythonSpy};
@@ -178,7 +178,7 @@ impl Interpreters {
         if seen.is_empty() && !self.passing {
             return None;
         }
-        Some(python_probe(state(&seen, self.beyond.len())))
+        Some(Probe::new(ProbeName::PythonStacks, state(&seen, self.beyond.len())))
     }
 }
 

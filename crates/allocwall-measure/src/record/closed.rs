@@ -2,7 +2,7 @@
 
 use super::Recorded;
 use super::attach::{Attached, Command};
-use super::probes::{self, probe};
+use super::probes;
 use super::window::Window;
 use crate::file::{Part, Tail};
 use crate::heap;
@@ -10,7 +10,7 @@ use allocwall_host::cgroup::{CgroupFs, Frozen};
 use allocwall_host::clock;
 use allocwall_host::proc::ProcFs;
 use allocwall_model::error::Result;
-use allocwall_model::recording::{EventCount, HeapView, Probe, ProbeState};
+use allocwall_model::recording::{EventCount, HeapView, Probe, ProbeName, ProbeState};
 use allocwall_model::units::{Absence, Measured, Reason};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -38,9 +38,7 @@ impl Closed {
         // Before the probes: what was lost to limits is known only then.
         target.collector.unwind_all();
         let mut probes = probes::of(&mut target, &readings, counted, resident);
-        probes.extend(stopped.map(|absence| {
-            probe("stopped", "the target's work while it runs", ProbeState::Partial(absence))
-        }));
+        probes.extend(stopped.map(|absence| Probe::new(ProbeName::Stopped, ProbeState::Partial(absence))));
         probes.extend(python);
         let collected = target.collector.finish(meta.sample_period_ns);
         meta.lost_records = collected.lost;

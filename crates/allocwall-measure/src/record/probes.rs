@@ -4,14 +4,11 @@ use super::attach::{Attached, Sampling};
 use super::window::Readings;
 use crate::collect::Collector;
 use crate::groups::Groups;
-use crate::ticks::{SMAPS, SMAPS_LIMIT};
+use crate::ticks::SMAPS_LIMIT;
 use allocwall_host::rights::run_as_root;
-use allocwall_model::recording::{Probe, ProbeState};
+use allocwall_model::catalogue::advice;
+use allocwall_model::recording::{Probe, ProbeName, ProbeState};
 use allocwall_model::units::{Absence, Measured, Reason};
-
-pub fn probe(name: &str, what: &str, state: ProbeState) -> Probe {
-    Probe { name: name.into(), what: what.into(), state }
-}
 
 /// Why no more data of one kind was kept.
 pub fn full(t_ns: u64) -> Absence {
@@ -27,30 +24,30 @@ fn too_costly(detail: String) -> Absence {
 pub fn of(target: &mut Attached, readings: &Readings, counts: Probe, resident: Option<u64>) -> Vec<Probe> {
     let (sampling, collector) = (&target.sampling, &target.collector);
     let mut probes = vec![
-        probe("cpu_samples", "where the CPU time goes", cpu_samples(sampling, collector)),
-        probe("kernel_stacks", "what the kernel does for the target", kernel_stacks(sampling, collector)),
-        probe("waits", "what waiting threads wait for", readings.waits.state()),
+        Probe::new(ProbeName::CpuSamples, cpu_samples(sampling, collector)),
+        Probe::new(ProbeName::KernelStacks, kernel_stacks(sampling, collector)),
+        Probe::new(ProbeName::Waits, readings.waits.state()),
         cgroup(&target.cgroups),
     ];
     let unread = readings.ticks.probes();
-    if !unread.iter().any(|p| p.name == "smaps") {
-        probes.push(probe("smaps", SMAPS, smaps(resident)));
+    if !unread.iter().any(|p| p.name == ProbeName::Smaps) {
+        probes.push(Probe::new(ProbeName::Smaps, smaps(resident)));
     }
     probes.extend(unread);
     probes.push(counts);
     let incomplete = [
-        ("tree", "every process of the target", target.tree_unread.clone()),
-        ("processes", "every process of the target", target.collector.family.missing().map(too_costly)),
-        ("names", "function names and callers", target.collector.unread().map(too_costly)),
-        ("code", "the addresses of code", target.collector.family.code_cut.clone()),
+        (ProbeName::Tree, target.tree_unread.clone()),
+        (ProbeName::Processes, target.collector.family.missing().map(too_costly)),
+        (ProbeName::Names, target.collector.unread().map(too_costly)),
+        (ProbeName::Code, target.collector.family.code_cut.clone()),
     ];
     probes.extend(
         incomplete
             .into_iter()
-            .filter_map(|(name, what, absence)| Some(probe(name, what, ProbeState::Partial(absence?)))),
+            .filter_map(|(name, absence)| Some(Probe::new(name, ProbeState::Partial(absence?)))),
     );
     if let Err(absence) = &target.host.pmu {
-        probes.push(probe("pmu", "hardware counters", ProbeState::Absent(absence.clone())));
+        probes.push(Probe::new(ProbeName::Pmu, ProbeState::Absent(absence.clone())));
     }
     probes.extend(readings.threads.probe());
     probes
@@ -63,7 +60,7 @@ fn cpu_samples(sampling: &Sampling, collector: &Collector) -> ProbeState {
     };
     let missing = if clocks.left_out() > 0 {
         too_costly(format!("{} threads were not sampled: too many open files", clocks.left_out()))
-            .mend("ulimit -n 65536")
+            .mend(advice::OPEN_FILES)
             .mend(run_as_root())
     } else if collector.samples_left_out > 0 {
         too_costly(format!(
@@ -98,11 +95,11 @@ fn kernel_stacks(sampling: &Sampling, collector: &Collector) -> ProbeState {
                 "kernel time is not sampled for this user (perf_event_paranoid 2 or more)",
             )
             .mend(run_as_root())
-            .mend("sysctl kernel.perf_event_paranoid=1"),
+            .mend(advice::KERNEL_STACKS),
         ),
         (Ok(_), true) if !collector.kernel_named() => ProbeState::Partial(
             Absence::new(Reason::NotPermitted, "kernel symbols are hidden (kptr_restrict)")
-                .mend("sysctl kernel.kptr_restrict=0")
+                .mend(advice::KERNEL_NAMES)
                 .mend(run_as_root()),
         ),
         (Ok(_), true) => ProbeState::Measured,
@@ -110,11 +107,10 @@ fn kernel_stacks(sampling: &Sampling, collector: &Collector) -> ProbeState {
 }
 
 fn cgroup(groups: &Measured<Groups>) -> Probe {
-    let (what, state) = match groups {
+    match groups {
         Ok(groups) => groups.outcome(),
-        Err(absence) => ("quota and throttling".into(), ProbeState::Absent(absence.clone())),
-    };
-    probe("cgroup", &what, state)
+        Err(absence) => Probe::new(ProbeName::Cgroup, ProbeState::Absent(absence.clone())),
+    }
 }
 
 fn smaps(resident: Option<u64>) -> ProbeState {

@@ -5,7 +5,8 @@ use crate::malloc_range::{Function, FunctionKind, SymbolTable, bracketed};
 use allocwall_host::elf::{Elf, ElfFile, ElfKind, Segment, Symbol, SymbolKind, Table};
 use allocwall_host::file;
 use allocwall_model::catalogue::modules::{
-    ALLOCATOR_ENTRY_POINTS, ALLOCATOR_MESSAGES, AllocatorKind, ModuleRole, role_of_library,
+    ALLOCATOR_ENTRY_POINTS, ALLOCATOR_MESSAGES, AllocatorKind, LibcKind, ModuleRole, libc_by_name,
+    role_of_library,
 };
 use allocwall_model::recording::{Libc, Module, Runtime};
 use allocwall_model::units::Measured;
@@ -107,27 +108,6 @@ pub(super) fn view_with_facts(path: &Path) -> Measured<(FileView, Module, FileFa
         runtime: facts.runtime.clone(),
     };
     Ok((view, module, facts))
-}
-
-/// A C library that the name of its file, or its soname, identifies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LibcKind {
-    Glibc,
-    Musl,
-}
-
-impl LibcKind {
-    /// None if it is no C library, or a name that several C libraries use (`libc.so`).
-    pub fn by_name(file_name: &str) -> Option<LibcKind> {
-        let is_libc = role_of_library(file_name) == Some(ModuleRole::Libc);
-        // Before 2.34 the file of glibc had its version in its name: `libc-2.31.so`.
-        let of_glibc = ["libc.so.6", "libc-2"].iter().any(|start| file_name.starts_with(start));
-        match (is_libc, file_name.contains("musl")) {
-            (true, true) => Some(LibcKind::Musl),
-            (true, false) if of_glibc => Some(LibcKind::Glibc),
-            _ => None,
-        }
-    }
 }
 
 pub(super) fn file_name(path: &str) -> &str {
@@ -326,7 +306,7 @@ fn libc_of(path: &str, soname: Option<&str>, constants: &[u8]) -> Libc {
         return Libc::Glibc { version };
     }
     let name = file_name(path);
-    let named_musl = |name: &str| LibcKind::by_name(name) == Some(LibcKind::Musl);
+    let named_musl = |name: &str| libc_by_name(name) == Some(LibcKind::Musl);
     if named_musl(name) || soname.is_some_and(named_musl) || memmem::find(constants, b"musl libc").is_some() {
         return Libc::Musl { version: versions::musl(constants) };
     }

@@ -22,12 +22,17 @@ pub fn view_program(path: &Path) -> Measured<(FileView, Components)> {
         Some(interpreter) => loader::libraries(Path::new(interpreter), &path),
         None => Ok(Vec::new()),
     };
+    let mut missing = libraries.as_ref().err().cloned();
     let mut modules = Modules::new("/proc", Readers::Here);
     let exe = modules.add_unmapped(&path.to_string_lossy(), module, facts);
     let mut linked = vec![exe];
     for (_, library) in libraries.iter().flatten() {
-        if let Ok((_, module, facts)) = view_with_facts(library) {
-            linked.push(modules.add_unmapped(&library.to_string_lossy(), module, facts));
+        match view_with_facts(library) {
+            Ok((_, module, facts)) => {
+                linked.push(modules.add_unmapped(&library.to_string_lossy(), module, facts));
+            }
+            // The list is text, so a path that is not UTF-8 can't be opened.
+            Err(absence) => missing = missing.or(Some(absence)),
         }
     }
     let files = Files {
@@ -38,7 +43,7 @@ pub fn view_program(path: &Path) -> Measured<(FileView, Components)> {
         all: linked.clone(),
         linked,
         preloaded: Vec::new(),
-        missing: libraries.err(),
+        missing,
     };
     Ok((view, files.components()))
 }

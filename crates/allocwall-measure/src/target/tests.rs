@@ -12,7 +12,9 @@ use allocwall_model::catalogue::modules::{AllocatorKind, ModuleRole};
 use allocwall_model::error::Error;
 use allocwall_model::recording::{Allocator, CMDLINE_WORDS, Libc, Linkage, Module, Runtime};
 use allocwall_model::units::{Absence, Measured, Reason};
+use std::ffi::OsString;
 use std::fs::File;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -264,21 +266,6 @@ fn components_of_a_program_whose_libraries_are_unknown_are_unknown() {
     assert_eq!(known.allocator.unwrap_err().reason, Reason::NotFound);
 }
 
-#[test]
-fn c_libraries_by_name() {
-    for (name, kind) in [
-        ("libc.so.6", Some(LibcKind::Glibc)),
-        ("libc-2.31.so", Some(LibcKind::Glibc)),
-        ("ld-musl-x86_64.so.1", Some(LibcKind::Musl)),
-        ("libc.musl-x86_64.so.1", Some(LibcKind::Musl)),
-        ("libc.so", None),
-        ("libmusl.so", None),
-        ("libcrypt.so.1", None),
-    ] {
-        assert_eq!(LibcKind::by_name(name), kind, "{name}");
-    }
-}
-
 const WAITING_CLASS: &str =
     "class S { public static void main(String[] a) throws Exception { Thread.sleep(60000); } }";
 
@@ -304,6 +291,28 @@ fn compile(compiler: &str, name: &str, arguments: &[&str]) -> Option<(PathBuf, P
             None
         }
     }
+}
+
+#[test]
+fn a_c_library_whose_path_is_not_utf8_is_unknown() {
+    let Some((folder, program)) = compile("gcc", "not-utf8", &["-Wl,-rpath,$ORIGIN"]) else {
+        return;
+    };
+    let (_, before) = view_program(&program).expect("a program");
+    if !matches!(before.libc, Ok(Libc::Glibc { .. })) {
+        let _ = std::fs::remove_dir_all(&folder);
+        return println!("skipped: no glibc here");
+    }
+    std::fs::copy(before.libc_file.expect("its file"), folder.join("libc.so.6")).expect("a copy");
+    let mut name = b"allocwall-target-\xff-".to_vec();
+    name.extend(std::process::id().to_string().into_bytes());
+    let renamed = folder.with_file_name(OsString::from_vec(name));
+    std::fs::rename(&folder, &renamed).expect("a name that is not UTF-8");
+    let (_, unknown) = view_program(&renamed.join("wait")).expect("a program");
+    let _ = std::fs::remove_dir_all(&renamed);
+    let absence = unknown.libc.expect_err("its file can't be opened");
+    assert!(absence.detail.contains("\u{fffd}-"), "{absence}");
+    assert_eq!(unknown.libc_file, None);
 }
 
 #[test]
