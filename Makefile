@@ -37,7 +37,7 @@ tsan:
 	$(CARGO) +$(NIGHTLY) test -p allocwall-pool --locked --no-fail-fast --target-dir target/tsan -Zbuild-std \
 	    --target $(shell rustc -vV | sed -n 's/host: //p') --test threads --test request -- --show-output
 
-## Every reader of foreign bytes under libFuzzer: one minute in all; with LONG=1 ten minutes a reader. Nightly Rust.
+## Every reader of untrusted bytes under libFuzzer: one minute in all; with LONG=1 ten minutes a reader. Nightly Rust.
 fuzz:
 	@tools/need.sh python3=python3 c++=build-essential
 	@tools/nightly.sh $(NIGHTLY) fuzz || exit 0; set -e; \

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs every reader of foreign bytes under libFuzzer. The inputs start from fuzz/kept and grow in target/fuzz-corpus.
+"""Runs every reader of untrusted bytes under libFuzzer. The inputs start from fuzz/kept and grow in target/fuzz-corpus.
 
     fuzz/run.py                    a short run: the inputs in fuzz/kept, then 3 s a reader
     fuzz/run.py --seconds 600      600 s a reader
