@@ -2,6 +2,7 @@
 //! CPU.
 
 use crate::bill::{self, Bill, Classifier, GENERATED_CODE, NO_SYMBOL, NO_USER_STACK, Site, WaitLine};
+use allocwall_model::catalogue::advice;
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
 use allocwall_model::catalogue::fast_paths::{CallPath, path_of};
 use allocwall_model::catalogue::symbols::UserRole;
@@ -9,7 +10,7 @@ use allocwall_model::catalogue::syscalls::MapCall;
 use allocwall_model::catalogue::thresholds::MIN_SAMPLES;
 use allocwall_model::machine::chosen;
 use allocwall_model::recording::{
-    AllocatorKind, CgroupTick, Ended, HostTick, ModuleRole, ProbeState, Process, Recording, Smaps, Stack,
+    AllocatorKind, CgroupTick, Ended, HostTick, ModuleRole, ProbeName, Process, Recording, Smaps, Stack,
     Tick, gained,
 };
 use allocwall_model::stats::wilson;
@@ -56,10 +57,11 @@ pub enum Served {
 }
 
 /// A target that was stopped for this part of its threads' time, or more, gets no verdict.
-const MOSTLY: f64 = 0.5;
+const MOSTLY_STOPPED: f64 = 0.5;
 
 /// Functions at the root of every stack. As a call site they say nothing.
-const NOWHERE: &[&str] = &["[unknown]", "_start", "__libc_start_main", "start_thread", "clone", "clone3"];
+const ROOT_FUNCTIONS: &[&str] =
+    &["[unknown]", "_start", "__libc_start_main", "start_thread", "clone", "clone3"];
 
 /// See [`Context::unread_s`].
 pub fn ended_unread() -> Absence {
@@ -100,9 +102,10 @@ impl<'a> Context<'a> {
         let touches_kernel = classes.iter().any(|c| c.is_named_kernel());
         if touches_kernel && !self.recording.meta.kernel_samples {
             return Err(self
-                .probe_absence("kernel_stacks")
+                .recording
+                .probe_absence(ProbeName::KernelStacks)
                 .unwrap_or_else(|| Absence::new(Reason::NotPermitted, "kernel stacks were not sampled"))
-                .mend_if_none(&["sysctl kernel.perf_event_paranoid=1", RUN_AS_ROOT]));
+                .mend_if_none(&[advice::KERNEL_STACKS, RUN_AS_ROOT]));
         }
         let samples = self.samples();
         if samples < MIN_SAMPLES {
@@ -147,8 +150,8 @@ impl<'a> Context<'a> {
     }
 
     /// The part of the application's lock waits that was counted there only because the thread was busy.
-    pub fn untold_locks(&self) -> f64 {
-        self.wait_line(WaitClass::ApplicationLock).map_or(0.0, |l| l.untold)
+    pub fn unknown_part_of_locks(&self) -> f64 {
+        self.wait_line(WaitClass::ApplicationLock).map_or(0.0, |l| l.unknown_purpose)
     }
 
     /// Seconds in futex waits whose callers' stacks were not read, so that their line is a guess. `of` selects the
@@ -171,7 +174,7 @@ impl<'a> Context<'a> {
 
     /// Thread-seconds in which the target ran, or waited for a CPU or a lock.
     pub fn active_thread_s(&self) -> f64 {
-        let lock = 1.0 - self.untold_locks();
+        let lock = 1.0 - self.unknown_part_of_locks();
         self.bill.cpu_s
             + [
                 WaitClass::AddressSpaceLock,
@@ -204,9 +207,9 @@ impl<'a> Context<'a> {
         let (mut behind, mut all) = (0.0, 0.0);
         for thread in threads {
             let delay = thread.run_delay_ns.unwrap_or(0) as f64;
-            let rivals = others + own.saturating_sub(thread.cpu_ns) as f64;
+            let competing = others + own.saturating_sub(thread.cpu_ns) as f64;
             all += delay;
-            behind += delay * if rivals > 0.0 { others / rivals } else { 1.0 };
+            behind += delay * if competing > 0.0 { others / competing } else { 1.0 };
         }
         if all > 0.0 { behind / all } else { 1.0 }
     }
@@ -231,7 +234,7 @@ impl<'a> Context<'a> {
         let all: f64 = lines.iter().filter(|l| classes.contains(&l.class)).map(|l| l.share.point).sum();
         weight
             .into_iter()
-            .filter(|(name, _)| !name.is_empty() && !NOWHERE.contains(name))
+            .filter(|(name, _)| !name.is_empty() && !ROOT_FUNCTIONS.contains(name))
             .max_by(|a, b| a.1.total_cmp(&b.1))
             .map(|(name, part)| (name.to_owned(), part / all.max(f64::MIN_POSITIVE)))
     }
@@ -266,11 +269,11 @@ impl<'a> Context<'a> {
     /// The target was stopped most of the time, and the rest is too little to judge.
     pub fn stopped(&self) -> Option<Absence> {
         let share = self.wait_point(WaitClass::Stopped) / self.bill.rates.thread_s.max(1e-9);
-        if share < MOSTLY || self.cpu(&[CostClass::Application]).is_ok() {
+        if share < MOSTLY_STOPPED || self.cpu(&[CostClass::Application]).is_ok() {
             return None;
         }
         let head = format!("the target was stopped for {} of its threads' time", percent(share.min(1.0)));
-        Some(match self.probe_absence("stopped") {
+        Some(match self.recording.probe_absence(ProbeName::Stopped) {
             Some(mut why) => {
                 why.detail = format!("{head}; {}", why.detail);
                 why
@@ -296,14 +299,6 @@ impl<'a> Context<'a> {
 
     pub fn last_smaps(&self) -> Option<Smaps> {
         self.recording.ticks.iter().rev().find_map(|t| t.smaps)
-    }
-
-    pub fn probe_absence(&self, name: &str) -> Option<Absence> {
-        let probe = self.recording.probes.iter().find(|p| p.name == name)?;
-        match &probe.state {
-            ProbeState::Measured => None,
-            ProbeState::Partial(absence) | ProbeState::Absent(absence) => Some(absence.clone()),
-        }
     }
 
     pub fn price(&self, name: &str) -> Option<Interval> {

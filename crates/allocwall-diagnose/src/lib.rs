@@ -16,6 +16,8 @@ mod testing;
 #[cfg(test)]
 mod tests;
 
+pub use context::main_process;
+
 use crate::bill::Bill;
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::recording::Recording;
@@ -176,14 +178,10 @@ pub struct Prescription {
     /// How the prediction was made, or why there is no prediction.
     pub basis: String,
     pub restart: bool,
-    /// The command, or what to do in words.
-    pub how: String,
+    /// The command, or what to do in words. The remark has the notes on it.
+    pub how: ShellLine,
     /// `how` is a command.
     pub is_command: bool,
-    /// `how` has a placeholder for the target's command, so it can't be run unchanged.
-    pub has_gap: bool,
-    /// A remark on `how`; None without one.
-    pub note: Option<String>,
     pub backfires: String,
     pub undo: String,
     /// Where the remedy moves the cost to.

@@ -5,13 +5,12 @@
 //! trial leaves unknown facts of the program to its proof.
 
 use super::context::Context;
-use super::remedies::version_of;
 use allocwall_model::catalogue::modules::AllocatorKind;
 use allocwall_model::catalogue::remedies::{ALLOCATOR_LINES, Need, Remedy};
 use allocwall_model::catalogue::thresholds;
 use allocwall_model::catalogue::tunables::arenas_by_default;
 use allocwall_model::catalogue::walls::Wall;
-use allocwall_model::recording::{Libc, Linkage, Process, Runtime};
+use allocwall_model::recording::{Libc, Linkage, Process, Runtime, version_of};
 use allocwall_model::units::{Absence, Measured, Reason};
 
 /// What is known about a target and its machine.
@@ -26,7 +25,7 @@ pub struct Facts<'a> {
     pub own_malloc: Measured<bool>,
     /// Setuid, setgid or file capabilities: the loader ignores preloads and tunables.
     pub secure_exec: Measured<bool>,
-    /// Mode of transparent huge pages: `always`, `madvise` or `never`.
+    /// Mode of transparent huge pages: `always`, `madvise` or `never`. Any other text is an unknown mode.
     pub thp: Measured<&'a str>,
     /// Transparent huge pages are disabled for the process (prctl).
     pub thp_disabled: Measured<bool>,
@@ -46,7 +45,7 @@ pub struct Observed<'a> {
 
 /// Whether a need is met.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Answer {
+pub enum NeedState {
     Met,
     NotMet(Unmet),
     Unknown(Absence),
@@ -60,7 +59,7 @@ pub enum Unmet {
     Allocator(AllocatorKind),
     OwnMalloc,
     SecureExec,
-    ThpMode(String),
+    ThpNever,
     ThpDisabled,
     OneNode,
     /// The remedy can be applied, but changes nothing or little.
@@ -68,14 +67,15 @@ pub enum Unmet {
 }
 
 impl Unmet {
-    /// The end of a sentence about the program or the machine: `the program is linked with musl`.
+    /// The end of the sentence `NAME needs NEED, but PROGRAM …`; NEED is [`Need::text`]. For a need of the machine
+    /// ([`Need::is_of_machine`]) it is `but this machine …`.
     pub fn text(&self) -> String {
         let text = match self {
             Unmet::Libc(Libc::Glibc { version }) => return format!("has glibc {version}"),
             Unmet::Libc(Libc::Musl { .. }) => "is linked with musl",
             Unmet::Libc(Libc::Static) => "is statically linked",
             Unmet::Libc(Libc::Other { name }) => return format!("is linked with {name}"),
-            Unmet::Runtime(Runtime::Native) => "has no such runtime",
+            Unmet::Runtime(Runtime::Native) => "is neither Python, Java, Go nor Node",
             Unmet::Runtime(Runtime::Cpython { version, free_threaded: false }) => {
                 return format!("is CPython {version}");
             }
@@ -90,7 +90,7 @@ impl Unmet {
             Unmet::SecureExec => {
                 "has setuid rights or file capabilities, so its loader ignores preloads and tunables"
             }
-            Unmet::ThpMode(mode) => return format!("has them in mode {mode}"),
+            Unmet::ThpNever => "has them in mode never",
             Unmet::ThpDisabled => "has them disabled (prctl)",
             Unmet::OneNode => "has only one",
             Unmet::NotUseful => "would gain little or nothing",
@@ -100,13 +100,13 @@ impl Unmet {
 }
 
 /// The first need of the remedy that is not known to be met, for these walls.
-pub(super) fn first_unmet(ctx: &Context, remedy: &Remedy, walls: &[Wall]) -> Option<(Need, Answer)> {
+pub(super) fn first_unmet(ctx: &Context, remedy: &Remedy, walls: &[Wall]) -> Option<(Need, NeedState)> {
     let facts = Facts::of(ctx, walls);
-    let answer = |need| match &facts {
-        Ok(facts) => facts.answer(need),
-        Err(absence) => Answer::Unknown(absence.clone()),
+    let judge = |need| match &facts {
+        Ok(facts) => facts.judge(need),
+        Err(absence) => NeedState::Unknown(absence.clone()),
     };
-    remedy.needs.iter().map(|need| (*need, answer(*need))).find(|(_, answer)| *answer != Answer::Met)
+    remedy.needs.iter().map(|need| (*need, judge(*need))).find(|(_, state)| *state != NeedState::Met)
 }
 
 impl<'a> Facts<'a> {
@@ -129,11 +129,11 @@ impl<'a> Facts<'a> {
         })
     }
 
-    pub fn answer(&self, need: Need) -> Answer {
+    pub fn judge(&self, need: Need) -> NeedState {
         match self.unmet(need) {
-            Ok(None) => Answer::Met,
-            Ok(Some(unmet)) => Answer::NotMet(unmet),
-            Err(absence) => Answer::Unknown(absence),
+            Ok(None) => NeedState::Met,
+            Ok(Some(unmet)) => NeedState::NotMet(unmet),
+            Err(absence) => NeedState::Unknown(absence),
         }
     }
 
@@ -165,11 +165,8 @@ impl<'a> Facts<'a> {
             }
             Need::NotJvm => useful(!matches!(self.runtime.clone()?, Runtime::Jvm { .. })),
             Need::ThpByAdvice if self.thp_disabled == Ok(true) => unless(false, Unmet::ThpDisabled),
-            Need::ThpByAdvice => {
-                let mode = self.thp.clone()?;
-                unless(mode != "never", Unmet::ThpMode(mode.to_owned()))
-            }
-            Need::ThpModeMadvise => useful(self.thp.clone()? == "madvise"),
+            Need::ThpByAdvice => unless(self.thp_mode()? != "never", Unmet::ThpNever),
+            Need::ThpModeMadvise => useful(self.thp_mode()? == "madvise"),
             Need::MoreThanOneNode => unless(self.numa_nodes.clone()? > 1, Unmet::OneNode),
             Need::MallocMatters => useful(self.malloc_matters()?),
             Need::MoreThanOneThread => useful(self.observed.clone()?.ctx.bill.rates.threads_peak != 1),
@@ -191,8 +188,19 @@ impl<'a> Facts<'a> {
         }
     }
 
+    /// One of the three modes.
+    fn thp_mode(&self) -> Measured<&'a str> {
+        match self.thp.clone()? {
+            mode @ ("always" | "madvise" | "never") => Ok(mode),
+            mode => Err(Absence::new(
+                Reason::Unparsable,
+                format!("unknown mode of transparent huge pages: {mode:?}"),
+            )),
+        }
+    }
+
     fn preload(&self) -> Measured<Option<Unmet>> {
-        // First, because a Go program is usually static: this is the more useful answer.
+        // First, because a Go program is usually static: this is the more useful reason.
         if let Ok(runtime) = self.runtime
             && matches!(runtime, Runtime::Go { .. })
         {
@@ -343,9 +351,9 @@ mod tests {
     }
 
     #[test]
-    fn without_facts_no_need_has_an_answer() {
+    fn without_facts_every_need_is_unknown() {
         for need in TABLE.iter().flat_map(|remedy| remedy.needs) {
-            assert!(matches!(nothing().answer(*need), Answer::Unknown(_)), "{need:?}");
+            assert!(matches!(nothing().judge(*need), NeedState::Unknown(_)), "{need:?}");
         }
     }
 
@@ -363,56 +371,72 @@ mod tests {
             numa_nodes: Ok(1),
             ..nothing()
         };
-        for (need, answer) in [
-            (Need::Preload, Answer::Met),
-            (Need::Glibc(2, 36), Answer::Met),
-            (Need::Glibc(2, 37), Answer::NotMet(Unmet::Libc(libc.clone()))),
-            (Need::GlibcBefore(2, 36), Answer::NotMet(Unmet::Libc(libc.clone()))),
-            (Need::Musl, Answer::NotMet(Unmet::Libc(libc.clone()))),
-            (Need::Uses(AllocatorKind::Glibc), Answer::Met),
-            (Need::Uses(AllocatorKind::Jemalloc), Answer::NotMet(Unmet::Allocator(AllocatorKind::Glibc))),
-            (Need::NotAlready(AllocatorKind::Glibc), Answer::NotMet(Unmet::NotUseful)),
-            (Need::CpythonAtLeast(12), Answer::Met),
-            (Need::CpythonAtLeast(13), Answer::NotMet(Unmet::Runtime(python.clone()))),
-            (Need::CpythonFreeThreaded, Answer::NotMet(Unmet::Runtime(python.clone()))),
-            (Need::Go, Answer::NotMet(Unmet::Runtime(python.clone()))),
-            (Need::NotJvm, Answer::Met),
-            (Need::ThpByAdvice, Answer::Met),
-            (Need::ThpModeMadvise, Answer::NotMet(Unmet::NotUseful)),
-            (Need::MoreThanOneNode, Answer::NotMet(Unmet::OneNode)),
+        for (need, state) in [
+            (Need::Preload, NeedState::Met),
+            (Need::Glibc(2, 36), NeedState::Met),
+            (Need::Glibc(2, 37), NeedState::NotMet(Unmet::Libc(libc.clone()))),
+            (Need::GlibcBefore(2, 36), NeedState::NotMet(Unmet::Libc(libc.clone()))),
+            (Need::Musl, NeedState::NotMet(Unmet::Libc(libc.clone()))),
+            (Need::Uses(AllocatorKind::Glibc), NeedState::Met),
+            (Need::Uses(AllocatorKind::Jemalloc), NeedState::NotMet(Unmet::Allocator(AllocatorKind::Glibc))),
+            (Need::NotAlready(AllocatorKind::Glibc), NeedState::NotMet(Unmet::NotUseful)),
+            (Need::CpythonAtLeast(12), NeedState::Met),
+            (Need::CpythonAtLeast(13), NeedState::NotMet(Unmet::Runtime(python.clone()))),
+            (Need::CpythonFreeThreaded, NeedState::NotMet(Unmet::Runtime(python.clone()))),
+            (Need::Go, NeedState::NotMet(Unmet::Runtime(python.clone()))),
+            (Need::NotJvm, NeedState::Met),
+            (Need::ThpByAdvice, NeedState::Met),
+            (Need::ThpModeMadvise, NeedState::NotMet(Unmet::NotUseful)),
+            (Need::MoreThanOneNode, NeedState::NotMet(Unmet::OneNode)),
         ] {
-            assert_eq!(facts().answer(need), answer, "{need:?}");
+            assert_eq!(facts().judge(need), state, "{need:?}");
         }
         // Its settings and its threads are known when it runs.
         for need in [Need::Unset("GOGC"), Need::MoreThanOneThread, Need::MallocMatters, Need::Quota] {
-            assert!(matches!(facts().answer(need), Answer::Unknown(_)), "{need:?}");
+            assert!(matches!(facts().judge(need), NeedState::Unknown(_)), "{need:?}");
         }
         let secure = Facts { secure_exec: Ok(true), ..facts() };
         for need in [Need::Preload, Need::Glibc(2, 17)] {
-            assert_eq!(secure.answer(need), Answer::NotMet(Unmet::SecureExec), "{need:?}");
+            assert_eq!(secure.judge(need), NeedState::NotMet(Unmet::SecureExec), "{need:?}");
         }
         let own = Facts { own_malloc: Ok(true), ..facts() };
-        assert_eq!(own.answer(Need::Preload), Answer::NotMet(Unmet::OwnMalloc));
+        assert_eq!(own.judge(Need::Preload), NeedState::NotMet(Unmet::OwnMalloc));
+    }
+
+    #[test]
+    fn huge_pages_need_a_known_mode() {
+        let judge = |mode, need| Facts { thp: Ok(mode), ..nothing() }.judge(need);
+        for mode in ["always", "madvise"] {
+            assert_eq!(judge(mode, Need::ThpByAdvice), NeedState::Met, "{mode}");
+        }
+        assert_eq!(judge("never", Need::ThpByAdvice), NeedState::NotMet(Unmet::ThpNever));
+        assert_eq!(judge("madvise", Need::ThpModeMadvise), NeedState::Met);
+        for need in [Need::ThpByAdvice, Need::ThpModeMadvise] {
+            assert!(
+                matches!(judge("defer", need), NeedState::Unknown(why) if why.reason == Reason::Unparsable),
+                "{need:?}"
+            );
+        }
     }
 
     #[test]
     fn a_static_program_has_a_c_library_of_unknown_version() {
         let libc = Libc::Static;
         let facts = Facts { libc: Ok(&libc), ..nothing() };
-        assert_eq!(facts.answer(Need::Preload), Answer::NotMet(Unmet::Libc(Libc::Static)));
-        assert!(matches!(facts.answer(Need::Glibc(2, 17)), Answer::Unknown(_)));
-        assert_eq!(facts.answer(Need::Musl), Answer::NotMet(Unmet::Libc(Libc::Static)));
+        assert_eq!(facts.judge(Need::Preload), NeedState::NotMet(Unmet::Libc(Libc::Static)));
+        assert!(matches!(facts.judge(Need::Glibc(2, 17)), NeedState::Unknown(_)));
+        assert_eq!(facts.judge(Need::Musl), NeedState::NotMet(Unmet::Libc(Libc::Static)));
         // Usually, a static Go program.
         let go = Runtime::Go { version: None };
         let facts = Facts { runtime: Ok(&go), ..facts };
-        assert_eq!(facts.answer(Need::Preload), Answer::NotMet(Unmet::Runtime(go.clone())));
+        assert_eq!(facts.judge(Need::Preload), NeedState::NotMet(Unmet::Runtime(go.clone())));
     }
 
     #[test]
     fn the_glibc_of_the_starter_stands_for_an_unknown_program() {
         let facts = Facts { starter_glibc: Some("2.31"), ..nothing() };
-        assert_eq!(facts.answer(Need::Glibc(2, 26)), Answer::Met);
-        assert!(matches!(facts.answer(Need::Glibc(2, 36)), Answer::NotMet(Unmet::Libc(_))));
-        assert!(matches!(facts.answer(Need::Musl), Answer::Unknown(_)));
+        assert_eq!(facts.judge(Need::Glibc(2, 26)), NeedState::Met);
+        assert!(matches!(facts.judge(Need::Glibc(2, 36)), NeedState::NotMet(Unmet::Libc(_))));
+        assert!(matches!(facts.judge(Need::Musl), NeedState::Unknown(_)));
     }
 }

@@ -2,8 +2,8 @@
 
 use super::context::{Context, main_process};
 use super::expected;
-use super::needs::{self, Answer};
-use super::{Finding, Prescription, Status};
+use super::needs::{self, NeedState};
+use super::{Finding, Prescription, ShellLine, Status};
 use crate::bill::Bill;
 use allocwall_model::catalogue::modules::{JEMALLOC_BUILDS, JEMALLOC_CONF};
 use allocwall_model::catalogue::remedies::{
@@ -12,6 +12,7 @@ use allocwall_model::catalogue::remedies::{
 use allocwall_model::catalogue::tunables::arenas_by_default;
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::recording::{Linkage, Process, Recording};
+use allocwall_model::shell::{is_plain, merged, quoted};
 use allocwall_model::units::Interval;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -27,8 +28,8 @@ pub fn prescribe(
     let mut ranked: Vec<(Rank, Prescription)> = offers(recording, bill, &treated(findings))
         .into_iter()
         .filter_map(|(remedy, offer)| {
-            let (prescription, promise) = offer.ok()?;
-            let rank = rank(remedy, main_process(recording), leading, promise);
+            let (prescription, saving) = offer.ok()?;
+            let rank = rank(remedy, main_process(recording), leading, saving);
             Some((rank, prescription))
         })
         .collect();
@@ -96,27 +97,27 @@ impl Rank {
 /// Expected gains below this do not affect the order.
 const WORTH: f64 = 0.01;
 
-fn rank(remedy: &Remedy, process: Option<&Process>, leading: Option<Wall>, promise: Promise) -> Rank {
+fn rank(remedy: &Remedy, process: Option<&Process>, leading: Option<Wall>, saving: Saving) -> Rank {
     Rank {
         advice: remedy.kind == Kind::Advice,
         cause: needs::undoes_a_setting(process, remedy),
         leading: leading.is_some_and(|w| remedy.walls.contains(&w)),
         for_its_runtime: remedy.needs.iter().any(|need| need.runtime().is_some()),
-        saved: promise.saved.map_or(0.0, |s| s.point).max(WORTH) - WORTH,
-        sure: promise.saved.map_or(0.0, |s| s.low),
+        saved: saving.saved.map_or(0.0, |s| s.point).max(WORTH) - WORTH,
+        sure: saving.saved.map_or(0.0, |s| s.low),
         kind: remedy.kind,
         restart: remedy.restart,
-        bound: promise.most,
+        bound: saving.most,
     }
 }
 
 /// The remedy with its command for this target, or why it is not offered.
-pub type Offer = Result<(Prescription, Promise), Unfit>;
+pub type Offer = Result<(Prescription, Saving), Unfit>;
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Unfit {
     /// The need is not met, or not known to be met.
-    Need(Need, Answer),
+    Need(Need, NeedState),
     /// Almost none of the map calls come from malloc.
     MapCallsOfOthers,
     /// Most of the first touches are already on huge pages, or on shared memory.
@@ -125,7 +126,7 @@ pub enum Unfit {
 
 /// The values that a remedy is ranked by, as shares of the target's CPU time.
 #[derive(Clone, Copy, Debug)]
-pub struct Promise {
+pub struct Saving {
     /// The saving that a trial is expected to show.
     saved: Option<Interval>,
     /// Upper bound of the saving: the part of its lines of the bill that it can act on.
@@ -149,8 +150,8 @@ const MALLOCS_PART: f64 = 0.05;
 const MOSTLY_PAST: f64 = 0.5;
 
 fn fit(ctx: &Context, remedy: &Remedy, walls: &[Wall]) -> Offer {
-    if let Some((need, answer)) = needs::first_unmet(ctx, remedy, walls) {
-        return Err(Unfit::Need(need, answer));
+    if let Some((need, state)) = needs::first_unmet(ctx, remedy, walls) {
+        return Err(Unfit::Need(need, state));
     }
     if remedy.effect == Effect::ArenaInsteadOfMap
         && ctx.map_calls_by_malloc().is_ok_and(|part| part.high < MALLOCS_PART)
@@ -161,7 +162,7 @@ fn fit(ctx: &Context, remedy: &Remedy, walls: &[Wall]) -> Offer {
         return Err(Unfit::TouchesPastHugePages);
     }
     let prediction = expected::prediction(ctx, remedy);
-    let promise = Promise { saved: prediction.saved, most: prediction.most };
+    let saving = Saving { saved: prediction.saved, most: prediction.most };
     let how = fill(ctx, &remedy.template());
     let note = note(ctx, remedy, &how);
     let prescription = Prescription {
@@ -172,23 +173,12 @@ fn fit(ctx: &Context, remedy: &Remedy, walls: &[Wall]) -> Offer {
         basis: prediction.basis,
         restart: remedy.restart,
         is_command: remedy.is_command() && !how.words,
-        has_gap: how.has_gap,
-        how: how.text,
-        note,
+        how: ShellLine { command: how.text, remark: note, has_gap: how.has_gap },
         backfires: remedy.backfires.to_owned(),
         undo: with_notes(fill(ctx, remedy.undo)),
         moves: remedy.moves.to_owned(),
     };
-    Ok((prescription, promise))
-}
-
-/// Major and minor of `2.36`, `3.13.1+`, `2.36-9+deb12u4`.
-pub fn version_of(text: &str) -> Option<(u32, u32)> {
-    let mut parts = text.trim().split(['.', '-', '+']);
-    let major = parts.next()?.parse().ok()?;
-    let minor = parts.next()?;
-    let digits = minor.find(|c: char| !c.is_ascii_digit()).unwrap_or(minor.len());
-    Some((major, minor[..digits].parse().ok()?))
+    Ok((prescription, saving))
 }
 
 // ---- commands ----
@@ -209,6 +199,7 @@ fn note(ctx: &Context, remedy: &Remedy, how: &Filled) -> Option<String> {
     if !remedy.note.is_empty() {
         notes.push(fill(ctx, remedy.note).text);
     }
+    notes.extend(remedy.package());
     notes.extend(how.notes.iter().cloned());
     let lists = lists_set(ctx, remedy);
     let environment = ctx.process().into_iter().flat_map(|p| &p.environment);
@@ -305,7 +296,7 @@ fn java_heap(process: Option<&Process>) -> String {
     let environment = process.into_iter().flat_map(|p| &p.environment);
     let set = environment.flat_map(|(_, value)| value.split_whitespace());
     let given = process.into_iter().flat_map(|p| &p.cmdline).map(String::as_str);
-    let mut options = set.chain(given).filter(|w| w.starts_with("-Xmx") && w.chars().all(plain));
+    let mut options = set.chain(given).filter(|w| w.starts_with("-Xmx") && w.chars().all(is_plain));
     match options.next_back() {
         Some(option) => format!("now {option}"),
         None => "a quarter of the memory if no -Xmx is given".to_owned(),
@@ -341,10 +332,10 @@ fn jemalloc_variable(recording: &Recording, path: &str) -> Option<&'static str> 
     };
     let is_build = |prefix: &str| {
         // The inner functions of these two builds begin with `je_`.
-        let inner_functions_tell = !matches!(prefix, "" | "je_");
+        let inner_functions_count = !matches!(prefix, "" | "je_");
         names()
             .filter_map(|name| name.strip_prefix(prefix))
-            .any(|rest| inner_functions_tell || JEMALLOC_ENTRIES.contains(&rest))
+            .any(|rest| inner_functions_count || JEMALLOC_ENTRIES.contains(&rest))
     };
     // Without a prefix last: any name begins with an empty one.
     JEMALLOC_BUILDS.iter().rev().find(|(prefix, _)| is_build(prefix)).map(|(_, variable)| *variable)
@@ -368,16 +359,7 @@ fn merged_tunables(process: Option<&Process>, new: &str) -> String {
         .and_then(|p| p.environment.iter().find(|(k, _)| k == "GLIBC_TUNABLES"))
         .map_or("", |(_, v)| v.as_str());
     let merged = merged(present, new, ':', '=');
-    if merged.chars().all(plain) { merged } else { quoted(&merged) }
-}
-
-/// Merges two lists of settings. Entries end at `separator`, their names at `mark`. `new` overrides `present`.
-pub fn merged(present: &str, new: &str, separator: char, mark: char) -> String {
-    let name = |entry: &str| entry.split(mark).next().unwrap_or_default().to_owned();
-    let replaced: Vec<String> = new.split(separator).map(name).collect();
-    let kept = present.split(separator).filter(|e| !e.is_empty() && !replaced.contains(&name(e)));
-    let all: Vec<&str> = kept.chain(new.split(separator)).collect();
-    all.join(&separator.to_string())
+    if merged.chars().all(is_plain) { merged } else { quoted(&merged) }
 }
 
 /// The command line that the user gave, else the one that the kernel reports.
@@ -392,17 +374,4 @@ fn line_of(words: &[String]) -> Option<String> {
     let line = words.iter().map(|w| quoted(w)).collect::<Vec<_>>().join(" ");
     let readable = !line.is_empty() && line.chars().count() <= LONGEST && !line.chars().any(char::is_control);
     readable.then_some(line)
-}
-
-fn plain(c: char) -> bool {
-    c.is_ascii_alphanumeric() || "_-./=:,+@%".contains(c)
-}
-
-/// Quoted as one word of a POSIX shell.
-pub fn quoted(word: &str) -> String {
-    if !word.is_empty() && word.chars().all(plain) {
-        word.to_owned()
-    } else {
-        format!("'{}'", word.replace('\'', r"'\''"))
-    }
 }

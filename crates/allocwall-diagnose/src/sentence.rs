@@ -293,7 +293,7 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> Sentence {
     let figures: Vec<String> = [
         brief(Wall::CallRate, "allocator"),
         brief(Wall::FirstTouch, "first touch"),
-        brief(Wall::MapChurn, "map calls"),
+        brief(Wall::MapChurn, Wall::MapChurn.title()),
     ]
     .into_iter()
     .flatten()
@@ -389,8 +389,8 @@ pub fn next_steps(
     if ctx.recording.host.euid != 0 && findings.iter().any(|f| f.status == Status::NotMeasured) {
         next.push(ShellLine::from(format!("sudo allocwall diagnose -p {}", ctx.pid())));
     }
-    let remedy = remedies.iter().find(|r| r.is_command && !r.has_gap);
-    next.extend(remedy.map(|r| ShellLine::from(r.how.as_str())));
+    let remedy = remedies.iter().find(|r| r.is_command && !r.how.has_gap);
+    next.extend(remedy.map(|r| r.how.clone()));
     let show = findings.iter().find(|f| Some(f.wall) == wall).map(|f| &f.show);
     next.extend(show.filter(|show| !show.has_gap).cloned());
     if unpriced && !next.iter().any(|n| n.command == CALIBRATE) {

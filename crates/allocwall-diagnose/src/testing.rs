@@ -38,7 +38,7 @@ pub fn computing() -> Subject {
                     thread_s: Ok(Interval::exact(0.0)),
                     method: "test".into(),
                     sites: Vec::new(),
-                    untold: 0.0,
+                    unknown_purpose: 0.0,
                     unread: 0.0,
                 })
                 .collect(),
@@ -126,9 +126,9 @@ impl Subject {
     }
 
     /// Sets the fractions of a line's waits of unknown purpose, and of those whose callers were not read.
-    pub fn untold(&mut self, class: WaitClass, untold: f64, unread: f64) -> &mut Self {
+    pub fn unknown_waits(&mut self, class: WaitClass, unknown_purpose: f64, unread: f64) -> &mut Self {
         let line = self.wait_line(class);
-        (line.untold, line.unread) = (untold, unread);
+        (line.unknown_purpose, line.unread) = (unknown_purpose, unread);
         self
     }
 

@@ -1,7 +1,7 @@
 //! Tests each wall in pairs: the wall is found, its twin is ruled out, an interval that includes a threshold gives a
 //! contributor, and a wall that could not be measured has a reason.
 
-use super::needs::{Answer, Unmet};
+use super::needs::{NeedState, Unmet};
 use super::remedies::Unfit;
 use super::testing::{Subject, WINDOW_S, absent, computing};
 use super::{Finding, Reach, Status, Whole, remedies};
@@ -314,11 +314,7 @@ fn a_stopped_target_gets_no_verdict_and_nothing_is_ruled_out() {
     subject.waits(WaitClass::Stopped, 1.0);
     let why = Absence::new(Reason::TooLittle, "process 100 (service) is stopped by a signal")
         .mend("kill -CONT 100");
-    subject.recording.probes.push(Probe {
-        name: "stopped".into(),
-        what: "the target's work while it runs".into(),
-        state: ProbeState::Partial(why),
-    });
+    subject.recording.probes.push(Probe::new(ProbeName::Stopped, ProbeState::Partial(why)));
     let verdict = subject.verdict();
     assert_eq!(
         verdict.sentence,
@@ -410,13 +406,13 @@ fn application_locks_are_distinguished_from_idle_pools() {
     assert_eq!(verdict.walls, [Wall::ApplicationLock]);
     assert!(verdict.sentence.contains("not the allocator"), "{}", verdict.sentence);
     // Unknown purpose: neither a wall nor ruled out.
-    subject.untold(WaitClass::ApplicationLock, 1.0, 0.0);
-    let untold = subject.finding(Wall::ApplicationLock);
-    assert_eq!(untold.status, Status::NotMeasured);
-    assert_eq!(untold.missing.map(|m| m.reason), Some(Reason::NotPermitted));
+    subject.unknown_waits(WaitClass::ApplicationLock, 1.0, 0.0);
+    let unknown = subject.finding(Wall::ApplicationLock);
+    assert_eq!(unknown.status, Status::NotMeasured);
+    assert_eq!(unknown.missing.map(|m| m.reason), Some(Reason::NotPermitted));
     assert_eq!(status(&subject, Wall::AllocatorContention), Status::RuledOut);
     // Known lock waits are enough for a wall.
-    subject.untold(WaitClass::ApplicationLock, 0.5, 0.0).waits(WaitClass::ApplicationLock, 2.0);
+    subject.unknown_waits(WaitClass::ApplicationLock, 0.5, 0.0).waits(WaitClass::ApplicationLock, 2.0);
     assert_eq!(status(&subject, Wall::ApplicationLock), Status::Wall);
     subject.waits(WaitClass::ApplicationLock, 0.0);
     assert_eq!(status(&subject, Wall::ApplicationLock), Status::RuledOut);
@@ -426,7 +422,7 @@ fn application_locks_are_distinguished_from_idle_pools() {
 fn futex_waits_with_unknown_callers_may_be_for_any_lock() {
     for class in [WaitClass::ApplicationLock, WaitClass::Idle] {
         let mut subject = computing();
-        subject.threads(5).waits(class, 4.0).untold(class, 1.0, 1.0);
+        subject.threads(5).waits(class, 4.0).unknown_waits(class, 1.0, 1.0);
         subject.recording.host.euid = 1000;
         for wall in [Wall::ApplicationLock, Wall::AllocatorContention] {
             let finding = subject.finding(wall);
@@ -455,7 +451,7 @@ fn few_samples_of_very_many_threads_measure_no_contention() {
 #[test]
 fn an_idle_pool_does_not_hide_that_the_target_waits() {
     let mut subject = computing();
-    subject.cpus(0.02).threads(9).waits(WaitClass::ApplicationLock, 8.0).untold(
+    subject.cpus(0.02).threads(9).waits(WaitClass::ApplicationLock, 8.0).unknown_waits(
         WaitClass::ApplicationLock,
         1.0,
         0.0,
@@ -868,7 +864,7 @@ fn computing_is_not_your_wall() {
     assert!(verdict.remedies.is_empty());
     assert_eq!(
         verdict.sentence,
-        "Memory is not your wall: allocator 0 %, first touch 0 %, map calls 0 %; 100 % is the application's own computing, most in `site_of_application`."
+        "Memory is not your wall: allocator 0 %, first touch 0 %, map churn 0 %; 100 % is the application's own computing, most in `site_of_application`."
     );
     assert!(verdict.findings.iter().all(|f| f.status == Status::RuledOut), "{:#?}", verdict.findings);
 }
@@ -936,12 +932,12 @@ fn many() -> Vec<Subject> {
     blind.recording.processes.clear();
     blind.recording.prices = Err(absent());
     all.push(blind);
-    let mut unlooked = computing();
-    unlooked.threads(2);
-    for line in &mut unlooked.bill.off_cpu {
+    let mut unsampled = computing();
+    unsampled.threads(2);
+    for line in &mut unsampled.bill.off_cpu {
         line.thread_s = Err(absent());
     }
-    all.push(unlooked);
+    all.push(unsampled);
     let mut empty = computing();
     empty.bill.window_s = 0.0;
     empty.bill.cpu_s = 0.0;
@@ -1000,7 +996,7 @@ fn no_gain_beyond_the_lines_that_it_acts_on() {
                 assert!(gain.low <= gain.point && gain.point <= gain.high, "{p:?}");
                 assert!(beyond || (0.0 <= gain.low && gain.high <= most + 1e-9), "{p:?}");
             }
-            assert!(!p.basis.is_empty() && !p.how.contains('{'), "{p:?}");
+            assert!(!p.basis.is_empty() && !p.how.command.contains('{'), "{p:?}");
         }
     }
     assert!(priced > 10);
@@ -1038,7 +1034,7 @@ fn reason(subject: &Subject, walls: &[Wall], key: &str) -> Option<Unfit> {
 /// The fact that keeps a need of the remedy from being met.
 fn unmet(subject: &Subject, walls: &[Wall], key: &str) -> Option<Unmet> {
     match reason(subject, walls, key) {
-        Some(Unfit::Need(_, Answer::NotMet(unmet))) => Some(unmet),
+        Some(Unfit::Need(_, NeedState::NotMet(unmet))) => Some(unmet),
         _ => None,
     }
 }
@@ -1078,7 +1074,8 @@ fn a_list_that_is_set_already_is_not_silently_replaced() {
     subject.malloc_leaves(Some("malloc"), 24).malloc_leaves(None, 76);
     let note = |s: &Subject| {
         let remedies = s.verdict().remedies;
-        remedies.into_iter().find(|p| p.remedy == "jemalloc").expect("offered").note.expect("the package")
+        let jemalloc = remedies.into_iter().find(|p| p.remedy == "jemalloc").expect("offered");
+        jemalloc.how.remark.expect("the package")
     };
     assert!(!note(&subject).contains("already"));
     subject.process().environment = vec![("LD_PRELOAD".into(), "/lib/other.so".into())];
@@ -1117,14 +1114,15 @@ fn tunables_need_the_version_that_has_them_and_keep_what_is_set() {
     assert_eq!(reason(&subject, touch, "glibc-hugetlb"), None);
     let old = Libc::Glibc { version: "2.31".into() };
     subject.process().libc = Ok(old.clone());
-    let too_old = Unfit::Need(Need::Glibc(2, 35), Answer::NotMet(Unmet::Libc(old)));
+    let too_old = Unfit::Need(Need::Glibc(2, 35), NeedState::NotMet(Unmet::Libc(old)));
     assert_eq!(reason(&subject, touch, "glibc-hugetlb"), Some(too_old));
     subject.process().libc = Ok(Libc::Glibc { version: "nonsense".into() });
     assert!(reason(&subject, touch, "glibc-hugetlb").is_some());
     subject.process().libc = Ok(Libc::Glibc { version: "2.36-9+deb12u4".into() });
     subject.process().environment = vec![("GLIBC_TUNABLES".into(), "glibc.malloc.perturb=1".into())];
-    let how =
-        subject.verdict().remedies.into_iter().find(|p| p.remedy == "glibc-hugetlb").expect("offered").how;
+    let remedies = subject.verdict().remedies;
+    let hugetlb = remedies.into_iter().find(|p| p.remedy == "glibc-hugetlb").expect("offered");
+    let how = hugetlb.how.command;
     assert_eq!(how, "GLIBC_TUNABLES=glibc.malloc.perturb=1:glibc.malloc.hugetlb=1 service --port 80");
     subject.process().environment = vec![("GLIBC_TUNABLES".into(), "glibc.malloc.hugetlb=2".into())];
     assert!(reason(&subject, touch, "glibc-hugetlb").is_some(), "set already");
@@ -1193,7 +1191,7 @@ fn the_arena_hook_is_offered_to_a_python_that_has_arenas() {
         ),
     ] {
         let why = touching(&*change);
-        assert!(matches!(&why, Some(Unfit::Need(of, Answer::NotMet(_))) if *of == need), "{why:?}");
+        assert!(matches!(&why, Some(Unfit::Need(of, NeedState::NotMet(_))) if *of == need), "{why:?}");
     }
 }
 
@@ -1231,7 +1229,7 @@ fn a_limited_arena_count_is_lifted_not_lowered() {
     // The limit is the cause, so lifting it goes before another allocator if it may save as much.
     let first = subject.verdict().remedies.swap_remove(0);
     assert_eq!(first.remedy, "glibc-arenas-free");
-    let how = first.how;
+    let how = first.how.command;
     assert!(how.contains("GLIBC_TUNABLES=glibc.malloc.arena_max=16 service"), "{how}");
     subject.shares(&[(AllocatorLocks, 0.3), (AllocatorCode, 0.6)]);
     assert_eq!(subject.verdict().remedies[0].remedy, "mimalloc");
@@ -1263,7 +1261,7 @@ fn a_limit_above_what_glibc_does_by_itself_is_left_alone() {
 fn how_of(subject: &Subject, walls: &[Wall], key: &str) -> String {
     let offers = remedies::offers(&subject.recording, &subject.bill, walls);
     let (_, offer) = offers.into_iter().find(|(r, _)| r.key == key).expect("in the catalogue");
-    offer.expect("offered").0.how
+    offer.expect("offered").0.how.command
 }
 
 #[test]
@@ -1285,7 +1283,7 @@ fn a_weight_is_raised_for_every_thread_of_every_busy_process() {
         let offers = remedies::offers(&subject.recording, &subject.bill, queue);
         let (_, offer) = offers.into_iter().find(|(r, _)| r.key == "nice").expect("in the catalogue");
         let (nice, _) = offer.expect("offered");
-        (nice.how, nice.note.unwrap(), nice.undo)
+        (nice.how.command, nice.how.remark.unwrap(), nice.undo)
     };
     let (few, note, undo) = with_backends(3);
     assert!(few.contains("-p 103,102,101)") && !note.contains("busiest"), "{few}");
@@ -1324,7 +1322,7 @@ fn an_incomplete_command_is_no_next_step() {
     subject.process().cmdline = vec!["java".into(), "-Xmx48m".into(), "Service".into()];
     let verdict = subject.verdict();
     let heap = verdict.remedies.iter().find(|p| p.remedy == "jvm-heap").expect("offered");
-    assert!(heap.how.contains("now -Xmx48m"), "{}", heap.how);
+    assert!(heap.how.command.contains("now -Xmx48m"), "{}", heap.how);
     assert!(verdict.next.iter().all(|n| !n.command.contains("Xmx")), "{:?}", verdict.next);
 
     for runtime in [Runtime::Go { version: None }, Runtime::Node { version: None }] {
@@ -1405,7 +1403,7 @@ fn huge_pages_on_first_touch_are_priced_by_this_machine() {
 }
 
 #[test]
-fn huge_pages_are_not_promised_to_memory_that_is_on_them() {
+fn huge_pages_are_not_offered_to_memory_that_is_on_them() {
     let gain = |huge, small| {
         let mut subject = with_shares(&[(FaultPath, 0.3), (Zeroing, 0.1)]);
         subject.map_call("do_huge_pmd_anonymous_page", true, huge);
@@ -1469,7 +1467,7 @@ fn the_mmap_threshold_is_one_that_this_glibc_takes() {
         let remedies = subject.verdict().remedies;
         let keep: Vec<_> = remedies.iter().filter(|p| p.remedy.starts_with("glibc-keep-memory")).collect();
         assert_eq!(keep.len(), 1, "{version}");
-        assert!(keep[0].how.contains(&format!("mmap_threshold={expected}:")), "{}", keep[0].how);
+        assert!(keep[0].how.command.contains(&format!("mmap_threshold={expected}:")), "{}", keep[0].how);
     }
 }
 
@@ -1489,7 +1487,8 @@ fn what_to_type_is_one_safe_shell_line() {
     let mut subject = with_shares(&[(FaultPath, 0.5)]);
     subject.recording.meta.command = Some(vec!["sh".into(), "-c".into(), "it's; rm -rf /".into()]);
     let how = |s: &Subject| {
-        s.verdict().remedies.into_iter().find(|p| p.remedy == "glibc-hugetlb").expect("offered").how
+        let remedies = s.verdict().remedies;
+        remedies.into_iter().find(|p| p.remedy == "glibc-hugetlb").expect("offered").how.command
     };
     assert!(how(&subject).ends_with(r"sh -c 'it'\''s; rm -rf /'"), "{}", how(&subject));
     subject.recording.meta.command = Some(vec!["x".repeat(500)]);

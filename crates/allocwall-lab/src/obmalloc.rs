@@ -1,17 +1,17 @@
 //! CPython's object arenas, stock and on huge pages: the arms, the metrics, and the table. Each program is a separate trial. Its
 //! statistics are corrected for the arms of one program, but not across programs.
 
-use allocwall_diagnose::remedies::version_of;
 use allocwall_model::catalogue::nearest::hint;
 use allocwall_model::catalogue::remedies::{ARENA_HOOK, ARENA_HOOK_ON};
 use allocwall_model::error::{Error, Result};
+use allocwall_model::recording::version_of;
 use allocwall_model::units::{Interval, Measured, thousands};
 use allocwall_report::escape::terminal;
 use allocwall_report::layout::{elide_end, left, right, wrap};
 use allocwall_trial::arm::Expectation;
 use allocwall_trial::batch::{Batch, Prepared, TLB_MISSES};
 use allocwall_trial::conduct::{Ran, Subject};
-use allocwall_trial::load::metric::Metric as Figure;
+use allocwall_trial::load::metric::Figure;
 use allocwall_trial::run::Start;
 use allocwall_trial::{BASELINES, Comparison, Direction, Metric, TrialResult, Unit};
 use serde::Deserialize;

@@ -8,5 +8,6 @@ pub mod error;
 pub mod machine;
 pub mod recording;
 pub mod room;
+pub mod shell;
 pub mod stats;
 pub mod units;

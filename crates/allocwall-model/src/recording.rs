@@ -3,6 +3,7 @@
 //! Times are nanoseconds since the start of the window unless the name says otherwise; sizes are bytes.
 
 pub use crate::catalogue::modules::{AllocatorKind, ModuleRole};
+pub use crate::catalogue::probes::ProbeName;
 pub use crate::machine::{CgroupTick, HostFacts, HostTick, Smaps};
 use crate::units::{Absence, Measured};
 use serde::{Deserialize, Serialize};
@@ -30,6 +31,20 @@ pub struct Recording {
     pub neighbours: Vec<Neighbour>,
     /// The target's heap at the end of the window, read from the allocator's headers.
     pub heap: Measured<HeapView>,
+}
+
+impl Recording {
+    pub fn probe(&self, name: ProbeName) -> Option<&Probe> {
+        self.probes.iter().find(|probe| probe.name == name)
+    }
+
+    /// Why a probe did not measure everything.
+    pub fn probe_absence(&self, name: ProbeName) -> Option<Absence> {
+        match &self.probe(name)?.state {
+            ProbeState::Measured => None,
+            ProbeState::Partial(absence) | ProbeState::Absent(absence) => Some(absence.clone()),
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -127,14 +142,28 @@ pub enum Linkage {
     Static,
 }
 
+/// Major and minor of a version as it is recorded: `2.36`, `3.13.1+`, `2.36-9+deb12u4`.
+pub fn version_of(text: &str) -> Option<(u32, u32)> {
+    let mut parts = text.trim().split(['.', '-', '+']);
+    let major = parts.next()?.parse().ok()?;
+    let minor = parts.next()?;
+    let digits = minor.find(|c: char| !c.is_ascii_digit()).unwrap_or(minor.len());
+    Some((major, minor[..digits].parse().ok()?))
+}
+
 /// One source of measurements, and whether it worked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Probe {
-    /// Stable key, for example `cpu_samples`, `kernel_stacks`, `waits`, `smaps`, `map_calls`, `python_stacks`.
-    pub name: String,
+    pub name: ProbeName,
     /// What it measures, as text for the report.
     pub what: String,
     pub state: ProbeState,
+}
+
+impl Probe {
+    pub fn new(name: ProbeName, state: ProbeState) -> Probe {
+        Probe { name, what: name.what().into(), state }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -47,7 +47,7 @@ fn journal(bytes: &[u8]) {
     let head = &journal.head;
     let outcome = compare(&head.design, &journal.blocks);
     // Text from the file in the place of options too.
-    let shown = trial_text::trial(&outcome, &head.command, &head.command, Style::FILE);
+    let shown = trial_text::trial(&outcome, &head.command, Some(&head.command), Style::FILE);
     assert_inert(&shown);
     let document = trial_json::document(&outcome, &head.command);
     serde_json::from_str::<serde_json::Value>(&document).expect("the document is valid JSON");

@@ -9,7 +9,9 @@
 
 use super::collapsed::{Names, Place, drawn, place};
 use super::escape::markup;
+use super::text::why_not_first;
 use allocwall_diagnose::bill::{Bill, Classifier};
+use allocwall_diagnose::main_process;
 use allocwall_model::catalogue::cost::CostClass;
 use allocwall_model::recording::Recording;
 use allocwall_model::units::{Absence, Measured, Reason};
@@ -170,8 +172,9 @@ struct Heading {
 
 /// Title, scale and legend, above inferno's own drawing.
 fn head(rec: &Recording, bill: &Bill, tree: &Tree) -> Heading {
-    let target =
-        rec.processes.first().map_or("no process".to_string(), |p| format!("{} (pid {})", p.comm, p.pid));
+    let target = main_process(rec).map_or("no process".to_string(), |p| {
+        format!("{} (pid {}){}", p.comm, p.pid, why_not_first(rec, p).unwrap_or_default())
+    });
     let title = format!("{target}: {:.1} CPU-s in {:.1} s", bill.cpu_s, bill.window_s);
     let scale = format!(
         "{} of {} samples are drawn; each one stands for {:.1} ms of CPU. Colours show the lines of the bill, with their share of all CPU time.",

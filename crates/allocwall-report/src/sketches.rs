@@ -66,16 +66,8 @@ fn recording() -> Recording {
             ..process
         }],
         probes: vec![
-            Probe {
-                name: "cpu_samples".into(),
-                what: "CPU-clock samples".into(),
-                state: ProbeState::Measured,
-            },
-            Probe {
-                name: "pmu".into(),
-                what: "TLB and cache misses".into(),
-                state: ProbeState::Absent(no_pmu()),
-            },
+            Probe::new(ProbeName::CpuSamples, ProbeState::Measured),
+            Probe::new(ProbeName::Pmu, ProbeState::Absent(no_pmu())),
         ],
         prices: Ok(PriceList {
             measured_unix_s: 1_760_000_000,
@@ -194,7 +186,7 @@ fn bill(shares: &[(CostClass, f64)], cpu_s: f64) -> Bill {
                 },
                 method: "samples of /proc every 20 ms".into(),
                 sites: vec![],
-                untold: 0.0,
+                unknown_purpose: 0.0,
                 unread: 0.0,
             })
             .to_vec(),
@@ -288,8 +280,6 @@ fn remedy(key: &str, title: &str, gain: Option<Interval>, restart: bool, how: &s
         restart,
         how: how.into(),
         is_command: key != "reuse-buffers",
-        has_gap: false,
-        note: None,
         backfires: "resident memory grows by up to 2 MiB an arena; forked workers that write lose it again".into(),
         undo: "unset the variable and restart".into(),
         moves: "zeroing to the first touch of each 2 MiB: one fault of about 100 µs instead of 512 of 1.5 µs".into(),
@@ -447,24 +437,15 @@ pub fn not_root() -> Case {
     rec.processes[0].runtime = Err(not_permitted());
     rec.processes[0].thp_disabled = Err(not_permitted());
     rec.probes = vec![
-        Probe {
-            name: "kernel_stacks".into(),
-            what: "kernel stacks".into(),
-            state: ProbeState::Absent(not_permitted()),
-        },
-        Probe {
-            name: "waits".into(),
-            what: "what waiting threads wait for".into(),
-            state: ProbeState::Partial(
+        Probe::new(ProbeName::KernelStacks, ProbeState::Absent(not_permitted())),
+        Probe::new(
+            ProbeName::Waits,
+            ProbeState::Partial(
                 Absence::new(Reason::NotPermitted, "/proc/4242/stack is for root; system call numbers only")
                     .mend("run as root"),
             ),
-        },
-        Probe {
-            name: "map_calls".into(),
-            what: "map calls".into(),
-            state: ProbeState::Absent(not_permitted()),
-        },
+        ),
+        Probe::new(ProbeName::MapCalls, ProbeState::Absent(not_permitted())),
     ];
     let mut bill = bill(
         &[

@@ -3,13 +3,14 @@
 use super::escape::terminal;
 use super::layout::{apportion, columns, elide_end, elide_middle, left, right, shell_lines, wrap};
 use allocwall_diagnose::bill::{Bill, CpuLine, NO_SYMBOL, Site, WaitLine};
-use allocwall_diagnose::remedies::{quoted, treated};
-use allocwall_diagnose::{Finding, Prescription, ShellLine, Status, Verdict};
+use allocwall_diagnose::remedies::treated;
+use allocwall_diagnose::{Finding, Prescription, ShellLine, Status, Verdict, main_process};
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
 use allocwall_model::catalogue::remedies::{self, Effect, Remedy};
 use allocwall_model::recording::{
     Allocator, AllocatorKind, Ended, Libc, Linkage, ModuleRole, ProbeState, Process, Recording, Runtime,
 };
+use allocwall_model::shell::quoted;
 use allocwall_model::units::{Absence, Interval, Reason, plural, thousands};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -207,12 +208,14 @@ impl Page {
 fn header(page: &mut Page, rec: &Recording, bill: &Bill) {
     let cpus = if bill.window_s > 0.0 { bill.cpu_s / bill.window_s } else { 0.0 };
     let mut facts = vec![];
-    if let Some(process) = rec.processes.first() {
-        facts.push(format!("pid {}", process.pid));
+    let process = main_process(rec);
+    if let Some(process) = process {
+        let why_this = why_not_first(rec, process);
+        facts.push(format!("pid {}{}", process.pid, why_this.as_deref().unwrap_or_default()));
         facts.extend(runtime(process));
         facts.extend(libc(process));
         facts.push(allocator(process));
-        if rec.processes.len() > 1 {
+        if rec.processes.len() > 1 && why_this.is_none() {
             facts.push(format!("{} processes", rec.processes.len()));
         }
     }
@@ -220,7 +223,7 @@ fn header(page: &mut Page, rec: &Recording, bill: &Bill) {
         Some(name) => format!("Linux {} on {name}", rec.host.kernel_release),
         None => format!("Linux {}", rec.host.kernel_release),
     });
-    let command = rec.processes.first().map_or_else(|| "no process found".to_string(), command);
+    let command = process.map_or_else(|| "no process found".to_string(), command);
     let room = page.width - columns("allocwall  ");
     let line = format!(
         "{}  {}",
@@ -239,6 +242,17 @@ fn header(page: &mut Page, rec: &Recording, bill: &Bill) {
     if let Some(warning) = ended(rec) {
         page.wrapped(2, &warning, Ink::Warn);
     }
+}
+
+/// Why the header shows this process, which rungs and remedies judge, if it is not the first of the recording:
+/// `, busiest of 2 processes, started by pid 10 (sh)`.
+pub fn why_not_first(rec: &Recording, process: &Process) -> Option<String> {
+    if rec.processes.first().is_some_and(|first| first.pid == process.pid) {
+        return None;
+    }
+    let parent = rec.processes.iter().find(|p| p.pid == process.ppid);
+    let started_by = parent.map_or_else(String::new, |p| format!(", started by pid {} ({})", p.pid, p.comm));
+    Some(format!(", busiest of {} processes{started_by}", rec.processes.len()))
 }
 
 fn ended(rec: &Recording) -> Option<String> {
@@ -719,9 +733,9 @@ fn sites(page: &mut Page, bill: &Bill, verdict: &Verdict) {
         verdict.site.as_ref().is_some_and(|site| s.function == *site || s.python.as_ref() == Some(site))
     };
     // Without a wall, the sentence already names the call site that has most of the time.
-    let told = verdict.walls.is_empty()
+    let repeats_the_sentence = verdict.walls.is_empty()
         && matches!(&lines[..], [line] if line.sites[0].share > 0.8 && named(&line.sites[0]));
-    if waits.is_empty() && (lines.is_empty() || told) {
+    if waits.is_empty() && (lines.is_empty() || repeats_the_sentence) {
         return;
     }
     page.section("CALL SITES", "functions that caused each large line, as a share of that line");
@@ -833,10 +847,9 @@ fn remedies(page: &mut Page, verdict: &Verdict) {
             page.wrapped(5, &facts, Ink::Plain);
         }
         if remedy.is_command {
-            let how = ShellLine::from(remedy.how.as_str());
-            page.command(5, &ShellLine { remark: remedy.note.clone(), ..how });
+            page.command(5, &remedy.how);
         } else {
-            page.wrapped(5, &remedy.how, Ink::Plain);
+            page.wrapped(5, &remedy.how.command, Ink::Plain);
         }
         let rows = [
             ("why", &remedy.basis, nth == 0),
@@ -895,11 +908,11 @@ fn own_cost(page: &mut Page, rec: &Recording, bill: &Bill) {
 
 /// The next commands. Commands that were already shown with a remedy or a wall are not repeated.
 fn next(page: &mut Page, verdict: &Verdict, file: Option<&str>) {
-    let shown = verdict.remedies.iter().take(REMEDIES_SHOWN).map(|r| &r.how);
+    let shown = verdict.remedies.iter().take(REMEDIES_SHOWN).map(|r| &r.how.command);
     let walls = verdict.findings.iter().filter(|f| f.status == Status::Wall).map(|f| &f.show.command);
-    let said: Vec<&String> = shown.chain(walls).collect();
+    let shown: Vec<&String> = shown.chain(walls).collect();
     let mut steps: Vec<ShellLine> =
-        verdict.next.iter().filter(|n| !said.contains(&&n.command)).cloned().collect();
+        verdict.next.iter().filter(|n| !shown.contains(&&n.command)).cloned().collect();
     if let Some(file) = file {
         let command = format!("allocwall report {} --format flamegraph -o wall.svg", quoted(file));
         steps.push(ShellLine::from(command));
@@ -1058,6 +1071,36 @@ mod tests {
     }
 
     #[test]
+    fn the_header_shows_the_process_that_used_most_cpu() {
+        let page = |busiest: i32| {
+            let mut case = sketches::first_touch();
+            let python = &mut case.rec.processes[0];
+            python.ppid = 4200;
+            let shell = Process {
+                pid: 4200,
+                ppid: 1,
+                comm: "sh".into(),
+                cmdline: ["sh", "-c", "python3 -m service"].map(String::from).to_vec(),
+                runtime: Ok(Runtime::Native),
+                ..python.clone()
+            };
+            case.rec.processes.insert(0, shell);
+            for thread in &mut case.rec.threads {
+                thread.pid = busiest;
+            }
+            printed(&case, 100)
+        };
+        let child = page(4242);
+        assert!(child.starts_with("allocwall  python3 -m service --port 8080\n"), "{child}");
+        let facts = "  pid 4242, busiest of 2 processes, started by pid 4200 (sh) · CPython 3.11.2";
+        assert!(child.contains(facts), "{child}");
+        let shell = page(4200);
+        assert!(shell.starts_with("allocwall  sh -c python3 -m service\n"), "{shell}");
+        assert!(shell.contains("  pid 4200 · glibc 2.36"), "{shell}");
+        assert!(shell.contains("2 processes") && !shell.contains("busiest"), "{shell}");
+    }
+
+    #[test]
     fn generated_code_without_names_says_how_to_get_names() {
         let page = |runtime, role, share| {
             let mut case = sketches::nothing_found();
@@ -1131,7 +1174,7 @@ mod tests {
         }
         for remedy in &mut case.verdict.remedies {
             remedy.title = name.into();
-            remedy.how = name.into();
+            remedy.how.command = name.into();
             remedy.backfires = name.into();
         }
         case.verdict.next = vec![name.into()];

@@ -5,7 +5,7 @@ use super::escape::terminal;
 use super::layout::{columns, elide_end, left, right};
 use super::text::{Ink, Page, Style, bytes};
 use allocwall_diagnose::ShellLine;
-use allocwall_diagnose::remedies::quoted;
+use allocwall_model::shell::quoted;
 use allocwall_model::units::{Interval, Measured, Reason};
 use allocwall_trial::compare::decided;
 use allocwall_trial::plan::MOST_BLOCKS;
@@ -18,8 +18,8 @@ const WHY_SHOWN: usize = 70;
 
 /// The whole report, newline-terminated. No line is wider than `style.width` (or 40, if that is less), except for
 /// long words of a command. `command` is the command of the trial; empty if it is unknown. `options` are the options
-/// that say how to measure; the next commands repeat them.
-pub fn trial(outcome: &TrialResult, command: &[String], options: &[String], style: Style) -> String {
+/// that say how to measure, which a command of another trial repeats. If they are unknown, no other trial is offered.
+pub fn trial(outcome: &TrialResult, command: &[String], options: Option<&[String]>, style: Style) -> String {
     let mut page = Page::new(style);
     header(&mut page, outcome, command);
     verdict(&mut page, outcome);
@@ -212,7 +212,7 @@ fn proof_text(proof: &ArmProof) -> String {
     let detail = if proof.detail.is_empty() { String::new() } else { format!(": {}", proof.detail) };
     let seen_in = match (proof.needed, &proof.absent) {
         (true, _) => format!(" ({} of {} runs)", proof.proven, proof.runs),
-        (false, None) => " (in the run that does not count)".to_owned(),
+        (false, None) => " (in the run that is not counted)".to_owned(),
         (false, Some(absence)) => absence.advice().map_or_else(String::new, |advice| format!("; {advice}")),
     };
     format!("{}{detail}{seen_in}", proof.what)
@@ -357,7 +357,7 @@ impl Table {
     }
 }
 
-fn next(page: &mut Page, outcome: &TrialResult, command: &[String], options: &[String]) {
+fn next(page: &mut Page, outcome: &TrialResult, command: &[String], options: Option<&[String]>) {
     let tail = if command.is_empty() { "CMD".to_string() } else { quoted_words(command) };
     let mut steps = vec![];
     if let Some(arm) = winner(outcome) {
@@ -367,7 +367,7 @@ fn next(page: &mut Page, outcome: &TrialResult, command: &[String], options: &[S
     let open = outcome.comparisons.iter().filter(|c| is_primary(outcome, c));
     let needed = open.filter_map(|c| Some((c.arm, c.blocks_needed.filter(|n| *n <= MOST_BLOCKS)?)));
     let needed: Vec<(usize, usize)> = needed.collect();
-    if let Some(blocks) = needed.iter().map(|(_, blocks)| *blocks).max() {
+    if let (Some(options), Some(blocks)) = (options, needed.iter().map(|(_, blocks)| *blocks).max()) {
         let mut arms: Vec<usize> = needed.iter().map(|(arm, _)| *arm).collect();
         arms.dedup();
         let with: Vec<String> = arms
@@ -524,7 +524,7 @@ mod tests {
     }
 
     fn printed(outcome: &TrialResult, width: usize) -> String {
-        trial(outcome, &command(), &[], Style { color: false, width })
+        trial(outcome, &command(), Some(&[]), Style { color: false, width })
     }
 
     #[test]
@@ -561,7 +561,7 @@ mod tests {
         let page = printed(&outcome, 100);
         for line in [
             "  not seen  calls that it serves: no probes; run as root\n",
-            "  proved    calls that it serves: 99.9 % of 48,211 in 0.1 s (in the run that does not count)\n",
+            "  proved    calls that it serves: 99.9 % of 48,211 in 0.1 s (in the run that is not counted)\n",
         ] {
             assert!(page.contains(line), "{page}");
         }
@@ -584,6 +584,15 @@ mod tests {
         for outcome in [sketches::mixed(), sketches::interrupted(), sketches::baseline_alone()] {
             assert!(!printed(&outcome, 100).contains("allocwall run"));
         }
+    }
+
+    #[test]
+    fn another_trial_is_offered_only_if_its_options_are_known() {
+        let page = |options| trial(&sketches::mixed(), &command(), options, Style::FILE);
+        let rest = ["--rest".to_string(), "2s".to_string()];
+        let offered = "allocwall trial --with tcmalloc --blocks 438 --rest 2s --";
+        assert!(page(Some(&rest[..])).contains(offered));
+        assert!(!page(None).contains("allocwall trial --with"));
     }
 
     #[test]
@@ -621,7 +630,7 @@ mod tests {
         let name = "x\u{1b}[2J\u{202e}\n\u{9b}31m";
         for mut outcome in sketches::all() {
             hostile(&mut outcome, name);
-            let page = trial(&outcome, &[name.to_string()], &[], Style::FILE);
+            let page = trial(&outcome, &[name.to_string()], Some(&[]), Style::FILE);
             assert!(page.chars().all(|c| c == '\n' || !c.is_control()), "{page:?}");
             assert!(!page.contains('\u{202e}'));
             assert!(page.contains("\\u{1b}[2J"));
@@ -664,11 +673,11 @@ mod tests {
                 for summary in &mut outcome.summaries {
                     summary.medians.values_mut().flatten().for_each(|m| *m *= factor);
                 }
-                let page = trial(&outcome, std::slice::from_ref(&name), &[], Style { color: false, width });
+                let page = trial(&outcome, std::slice::from_ref(&name), Some(&[]), Style { color: false, width });
                 for line in page.lines() {
                     prop_assert!(columns(line) <= width, "{} columns of {width}: {line:?}", columns(line));
                 }
-                trial(&outcome, std::slice::from_ref(&name), &[], Style { color: true, width });
+                trial(&outcome, std::slice::from_ref(&name), Some(&[]), Style { color: true, width });
             }
         }
     }

@@ -188,9 +188,9 @@ fn whole(server: &Server) -> Judged {
     judged(recorded(&tree, target(), WINDOW, Sampling::Generated).expect("a recording"))
 }
 
-fn state<'a>(judged: &'a Judged, probe: &str) -> &'a ProbeState {
-    let found = judged.recording.probes.iter().find(|p| p.name == probe);
-    &found.unwrap_or_else(|| panic!("no probe {probe}")).state
+fn state(judged: &Judged, probe: ProbeName) -> &ProbeState {
+    let found = judged.recording.probe(probe);
+    &found.unwrap_or_else(|| panic!("no probe {probe:?}")).state
 }
 
 /// Checks that apply to every machine with all files.
@@ -200,7 +200,7 @@ fn agrees(server: &Server) -> Judged {
     assert_eq!(host.kernel_release, server.kernel);
     assert_eq!(host.online_cpus as usize, server.cpu_numbers().len());
     assert_eq!(judged.recording.processes.len(), server.processes as usize);
-    assert_eq!(*state(&judged, "cpu_samples"), ProbeState::Measured);
+    assert_eq!(*state(&judged, ProbeName::CpuSamples), ProbeState::Measured);
     // The kernel's account and the samples must agree.
     let bill = &judged.bill;
     assert!(bill.cpu_s > 0.0 && bill.on_cpu.is_ok(), "{}", judged.text);
@@ -283,11 +283,11 @@ fn every_kind_of_cgroup_and_container() {
             let last = recording.ticks.last().unwrap();
             match groups {
                 Groups::None => {
-                    assert!(matches!(state(&judged, "cgroup"), ProbeState::Absent(_)));
+                    assert!(matches!(state(&judged, ProbeName::Cgroup), ProbeState::Absent(_)));
                     assert!(last.cgroup.is_none() && recording.host.cgroup_version.is_err());
                 }
                 _ => {
-                    assert_eq!(*state(&judged, "cgroup"), ProbeState::Measured);
+                    assert_eq!(*state(&judged, ProbeName::Cgroup), ProbeState::Measured);
                     assert_eq!(last.cgroup.unwrap().quota_cpus, Some(4.0), "{groups:?} {home:?}");
                     let version = if groups == Groups::V2 { 2 } else { 1 };
                     assert_eq!(recording.host.cgroup_version, Ok(version));
@@ -325,7 +325,7 @@ fn a_group_as_target_and_no_samples_at_all() {
     let blind = judged(recorded(&tree, target(), WINDOW, Sampling::Refused).unwrap());
     assert!(blind.bill.on_cpu.is_err() && blind.bill.cpu_s > 0.0);
     assert!(
-        matches!(state(&blind, "cpu_samples"), ProbeState::Absent(a) if a.reason == Reason::NotPermitted)
+        matches!(state(&blind, ProbeName::CpuSamples), ProbeState::Absent(a) if a.reason == Reason::NotPermitted)
     );
     assert!(!blind.text.contains("used no CPU"), "{}", blind.text);
 }
@@ -334,8 +334,8 @@ fn a_group_as_target_and_no_samples_at_all() {
 fn code_of_32_bits_is_classed_by_its_leaf_and_not_unwound() {
     let tree = Rc::new(Server::usual().build());
     let narrow = judged(recorded(&tree, target(), WINDOW, Sampling::Narrow).unwrap());
-    let ProbeState::Partial(absence) = state(&narrow, "cpu_samples") else {
-        panic!("{:?}", state(&narrow, "cpu_samples"));
+    let ProbeState::Partial(absence) = state(&narrow, ProbeName::CpuSamples) else {
+        panic!("{:?}", state(&narrow, ProbeName::CpuSamples));
     };
     assert!(absence.detail.contains("32-bit"), "{absence}");
     let recording = &narrow.recording;
@@ -358,11 +358,13 @@ fn a_cpu_without_sibling_files_is_sampled_all_the_same() {
     fs::remove_dir_all(cpus.join("cpu3")).unwrap();
     fs::remove_dir_all(tree.root().join("sys/devices/system/node/node0")).unwrap();
     let judged = judged(recorded(&tree, target(), SHORT, Sampling::Generated).unwrap());
-    assert_eq!(*state(&judged, "cpu_samples"), ProbeState::Measured);
+    assert_eq!(*state(&judged, ProbeName::CpuSamples), ProbeState::Measured);
     // Without the list, the CPUs to sample are unknown.
     fs::remove_file(cpus.join("online")).unwrap();
     let without = self::judged(recorded(&tree, target(), SHORT, Sampling::Generated).unwrap());
-    assert!(matches!(state(&without, "cpu_samples"), ProbeState::Absent(a) if a.reason == Reason::NotFound));
+    assert!(
+        matches!(state(&without, ProbeName::CpuSamples), ProbeState::Absent(a) if a.reason == Reason::NotFound)
+    );
 }
 
 #[test]

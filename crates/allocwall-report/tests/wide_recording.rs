@@ -206,8 +206,8 @@ fn write(path: &Path) {
     writer.write(&Part::Tail(Box::new(Tail {
         meta,
         processes,
-        probes: ["cpu_samples", "kernel_stacks", "waits"]
-            .map(|name| Probe { name: name.into(), what: name.into(), state: ProbeState::Measured })
+        probes: [ProbeName::CpuSamples, ProbeName::KernelStacks, ProbeName::Waits]
+            .map(|name| Probe::new(name, ProbeState::Measured))
             .into(),
         threads: threads.collect(),
         modules,

@@ -5,10 +5,10 @@ use super::arm::{Applied, Expectation};
 use super::calls::CallCounter;
 use super::conduct::{Ran, Subject};
 use super::huge::PageSampler;
-use super::load::metric::Metric as Figure;
+use super::load::metric::Figure;
 use super::load::{Better, Reading, Unit as ReadingUnit};
 use super::proof::{self, Bindings, FirstRun, Seen};
-use super::run::{self, Exit, Family, Finished, Look, Running, Start, Tail};
+use super::run::{self, Exit, Family, Finished, MemorySample, Running, Start, Tail};
 use super::{Direction, Metric, ProofItem, Unit};
 use allocwall_host::clock;
 use allocwall_host::perf::TlbMisses;
@@ -86,11 +86,11 @@ impl Prepared {
 }
 
 /// Peak memory on huge pages. Zero only if at least one sample walked nearly all of the memory.
-fn peak_huge(looks: &[Look]) -> Option<u64> {
-    let peak = looks.iter().map(|look| look.rss_bytes).max()?;
-    let walked = |look: &Look| Some((look.rss_bytes, look.walked.as_ref().ok()?.huge_bytes));
-    let most = looks.iter().filter_map(walked).max_by_key(|(_, huge)| *huge)?;
-    let near_peak = looks.iter().filter_map(walked).any(|(resident, _)| resident >= peak / 10 * 8);
+fn peak_huge(samples: &[MemorySample]) -> Option<u64> {
+    let peak = samples.iter().map(|sample| sample.rss_bytes).max()?;
+    let walked = |sample: &MemorySample| Some((sample.rss_bytes, sample.walked.as_ref().ok()?.huge_bytes));
+    let most = samples.iter().filter_map(walked).max_by_key(|(_, huge)| *huge)?;
+    let near_peak = samples.iter().filter_map(walked).any(|(resident, _)| resident >= peak / 10 * 8);
     (most.1 > 0 || near_peak).then_some(most.1)
 }
 
@@ -205,19 +205,19 @@ pub trait Fresh {
 
     /// One run of each arm that is not counted: it warms caches, shows that the arm works, and records the bindings of `malloc` and
     /// the library that serves the calls.
-    /// `room` is the folder for the loader's log only.
+    /// `room` is the folder for the loader's log only. `starts` is called before each run.
     fn prove(
         &mut self,
         room: &Room,
         interrupted: &AtomicBool,
-        mut told: impl FnMut(usize),
+        mut starts: impl FnMut(usize),
     ) -> Result<Vec<Ran>> {
         let mut runs = Vec::new();
         for arm in 0..self.arms().len() {
             if interrupted.load(Ordering::Relaxed) {
                 break;
             }
-            told(arm);
+            starts(arm);
             let account = room.account(&format!("arm-{arm}"));
             let mut start = self.arms()[arm].start.clone();
             let asked = self.arms()[arm].ask_for_bindings(&mut start, &account)?;

@@ -15,7 +15,7 @@ use std::time::Duration;
 /// Blocks after which the time of a block and the noise of a run are known well enough for a plan.
 const PILOT: usize = 4;
 /// If the baseline failed in this many blocks in a row, the trial ends.
-const HOPELESS: usize = 3;
+const FAILED_IN_A_ROW: usize = 3;
 
 /// Something that can be run repeatedly; an arm is one way to start it.
 pub trait Subject {
@@ -44,12 +44,12 @@ pub enum Length {
     Effect(Option<Duration>),
 }
 
-/// Progress reports of a trial.
-pub enum Told<'a> {
+/// What happens in a trial, for a display of its progress.
+pub enum Event<'a> {
     /// A run is about to start: block and place from 0, and the number of places.
-    Starts { block: usize, place: usize, places: usize },
+    RunStarts { block: usize, place: usize, places: usize },
     /// A block has been finished and saved. The comparison is left to the receiver, because it takes time.
-    Finished { design: &'a Design, blocks: &'a [Block] },
+    BlockFinished { design: &'a Design, blocks: &'a [Block] },
     /// The planned number of blocks, and the reason for it.
     Planned { blocks: usize, each_s: f64, why: String },
 }
@@ -72,7 +72,7 @@ pub struct Conduct<'a> {
     pub subject: &'a mut dyn Subject,
     pub writer: &'a mut Writer,
     pub interrupted: &'a AtomicBool,
-    pub told: &'a mut dyn FnMut(Told<'_>),
+    pub on_event: &'a mut dyn FnMut(Event<'_>),
 }
 
 impl Conduct<'_> {
@@ -85,8 +85,7 @@ impl Conduct<'_> {
         let before = journal.blocks.len();
         let spent = || (clock::monotonic_ns() - began) as f64 / 1e9;
         journal.planned |= matches!(length, Length::Blocks(_));
-        let most = plan::MOST_BLOCKS.max(journal.head.design.settings.planned);
-        let order = plan::order(arms, most, journal.head.design.settings.seed);
+        let order = plan::order(arms, plan::MOST_BLOCKS, journal.head.design.settings.seed);
         loop {
             let done = journal.blocks.len();
             let own = done - before;
@@ -114,8 +113,8 @@ impl Conduct<'_> {
             };
             self.writer.block(&block)?;
             journal.blocks.push(block);
-            hopeless(&journal.blocks)?;
-            (self.told)(Told::Finished { design: &journal.head.design, blocks: &journal.blocks });
+            refuse_failing_baseline(&journal.blocks)?;
+            (self.on_event)(Event::BlockFinished { design: &journal.head.design, blocks: &journal.blocks });
         }
     }
 
@@ -190,7 +189,7 @@ impl Conduct<'_> {
         design.settings.looks = plan::looks(count, arms, family);
         self.writer.plan(design)?;
         journal.planned = true;
-        (self.told)(Told::Planned { blocks: count, each_s, why });
+        (self.on_event)(Event::Planned { blocks: count, each_s, why });
         Ok(())
     }
 
@@ -198,7 +197,7 @@ impl Conduct<'_> {
     fn block(&mut self, number: usize, order: &[usize]) -> Result<Option<Block>> {
         let mut runs = Vec::with_capacity(order.len());
         for (place, &arm) in order.iter().enumerate() {
-            (self.told)(Told::Starts { block: number, place, places: order.len() });
+            (self.on_event)(Event::RunStarts { block: number, place, places: order.len() });
             let started_unix_ms = clock::unix_ms();
             let ran = self.subject.run(arm)?;
             if self.stopped() {
@@ -230,12 +229,14 @@ pub fn over(journal: &Journal) -> Option<End> {
     match journal.planned {
         true if done >= design.settings.planned => Some(End::Planned),
         true if looked() && decided(&compare(design, &journal.blocks)) => Some(End::Decided),
+        // Also without a plan: no plan has more blocks.
+        _ if done >= plan::MOST_BLOCKS => Some(End::Planned),
         _ => None,
     }
 }
 
-fn hopeless(blocks: &[Block]) -> Result<()> {
-    if blocks.len() < HOPELESS {
+fn refuse_failing_baseline(blocks: &[Block]) -> Result<()> {
+    if blocks.len() < FAILED_IN_A_ROW {
         return Ok(());
     }
     let failure = |block: &Block| {
@@ -243,11 +244,11 @@ fn hopeless(blocks: &[Block]) -> Result<()> {
         let first = baseline.next()?.failure.clone()?;
         baseline.all(|run| run.failure.is_some()).then_some(first)
     };
-    let last = &blocks[blocks.len() - HOPELESS..];
+    let last = &blocks[blocks.len() - FAILED_IN_A_ROW..];
     match last.iter().map(failure).collect::<Option<Vec<String>>>() {
         Some(failures) => Err(Error::Refused(format!(
-            "the command fails without any remedy, in {HOPELESS} blocks in a row: {}",
-            failures[HOPELESS - 1]
+            "the command fails without any remedy, in {FAILED_IN_A_ROW} blocks in a row: {}",
+            failures[FAILED_IN_A_ROW - 1]
         ))),
         None => Ok(()),
     }
@@ -354,7 +355,7 @@ mod tests {
         let mut journal = journal::read(path)?;
         let mut writer = Writer::append_to(path)?;
         let mut conduct =
-            Conduct { subject: &mut fake, writer: &mut writer, interrupted: stop, told: &mut |_| {} };
+            Conduct { subject: &mut fake, writer: &mut writer, interrupted: stop, on_event: &mut |_| {} };
         let end = conduct.run(&mut journal, length)?;
         let saved = journal::read(path)?;
         assert_eq!((&saved.head, &saved.blocks), (&journal.head, &journal.blocks));
@@ -411,6 +412,22 @@ mod tests {
     }
 
     #[test]
+    fn no_trial_has_more_blocks_than_the_largest_plan() {
+        for done in [plan::MOST_BLOCKS - 1, plan::MOST_BLOCKS] {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("t");
+            let mut writer = Writer::create(&path, &head(2, 12)).unwrap();
+            for number in 0..done {
+                writer.block(&Block { number, runs: vec![] }).unwrap();
+            }
+            drop(writer);
+            let hour = Length::Budget(Duration::from_secs(3600));
+            let (outcome, end) = go_on(&path, &[1.0; 2], hour, FOREVER, false).unwrap();
+            assert_eq!((outcome.blocks, end), (plan::MOST_BLOCKS, End::Planned));
+        }
+    }
+
+    #[test]
     fn an_effect_is_planned_from_the_pilot() {
         let (outcome, _) = conduct(&[1.0, 1.0, 1.03], 12, Length::Effect(None), FOREVER, false).unwrap();
         assert_eq!(outcome.comparisons[0].outcome, Outcome::Worse);
@@ -437,8 +454,8 @@ mod tests {
                 },
                 writer: &mut Writer::append_to(&path).unwrap(),
                 interrupted: stop,
-                told: &mut |told| {
-                    if let Told::Planned { why, .. } = told {
+                on_event: &mut |event| {
+                    if let Event::Planned { why, .. } = event {
                         said = why;
                     }
                 },

@@ -1,7 +1,7 @@
 //! The parsers of untrusted bytes in this crate, by name, for fuzzing.
 
 use crate::load::adapters::ADAPTERS;
-use crate::load::metric::Metric;
+use crate::load::metric::Figure;
 use crate::load::response;
 use crate::proof::ProcessBindings;
 use allocwall_host::fuzzing::{Reader, reader};
@@ -41,10 +41,10 @@ fn http(bytes: &[u8]) {
 }
 
 fn load_output(bytes: &[u8]) {
-    static METRICS: LazyLock<Vec<Metric>> = LazyLock::new(|| {
+    static FIGURES: LazyLock<Vec<Figure>> = LazyLock::new(|| {
         ["a:lower=$.a[-1].b", r"b:higher=took (\S+)"]
             .iter()
-            .map(|text| Metric::parse(text).expect("a metric"))
+            .map(|text| Figure::parse(text).expect("a figure"))
             .collect()
     });
     let output = String::from_utf8_lossy(bytes);
@@ -53,8 +53,8 @@ fn load_output(bytes: &[u8]) {
             assert!(reading.value.is_finite(), "{} of {}", reading.name, adapter.name);
         }
     }
-    for metric in METRICS.iter() {
-        if let Ok(reading) = metric.read(&output) {
+    for figure in FIGURES.iter() {
+        if let Ok(reading) = figure.read(&output) {
             assert!(reading.value.is_finite());
         }
     }

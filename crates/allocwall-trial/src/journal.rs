@@ -1,7 +1,8 @@
 //! The journal of a trial: one line of JSON for the design, then one line for each finished block, appended when it is finished. A
 //! trial that was interrupted at any time can be reported and continued from its journal.
 
-use super::{Block, Design, ProofItem};
+use super::plan::{MOST_BLOCKS, MOST_LOOKS};
+use super::{BASELINES, Block, Design, ProofItem, Settings};
 use allocwall_host::file;
 use allocwall_model::error::{Error, Result};
 use rustix::fs::{FlockOperation, flock};
@@ -17,7 +18,8 @@ use std::path::{Path, PathBuf};
 pub const VERSION: u32 = 1;
 /// Size limit of a journal. A block takes some kilobytes.
 const LARGEST: u64 = 256 << 20;
-const MOST_BLOCKS: usize = 100_000;
+/// The first line has values of any shape, the options. In memory they take many times the room of their text.
+const LONGEST_FIRST_LINE: usize = 1 << 20;
 
 /// Everything that stays the same from a trial's first run to its last. It is saved so that the trial can be continued unchanged.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -75,8 +77,13 @@ impl Origin {
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Line {
-    Trial(Box<Head>),
+enum FirstLine {
+    Trial(Head),
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum LaterLine {
     Block(Block),
     /// The design with the number of blocks, if the number was planned from the first blocks.
     Plan(Design),
@@ -114,6 +121,13 @@ pub struct Writer {
 impl Writer {
     /// Creates a new file that only its owner can read. An existing file is not overwritten.
     pub fn create(path: &Path, head: &Head) -> Result<Writer> {
+        let first = text_of(path, &FirstLine::Trial(head.clone()))?;
+        if first.len() > LONGEST_FIRST_LINE {
+            return Err(Error::Refused(format!(
+                "the trial can't be saved: command, options and arms take {} bytes, and at most {LONGEST_FIRST_LINE} are allowed",
+                first.len()
+            )));
+        }
         let file = OpenOptions::new()
             .append(true)
             .create_new(true)
@@ -122,7 +136,7 @@ impl Writer {
             .map_err(|cause| failed(path, cause))?;
         only_writer(path, &file)?;
         let mut writer = Writer { path: path.to_owned(), file };
-        writer.line(&Line::Trial(Box::new(head.clone())))?;
+        writer.append(&first)?;
         Ok(writer)
     }
 
@@ -146,19 +160,28 @@ impl Writer {
     }
 
     pub fn block(&mut self, block: &Block) -> Result<()> {
-        self.line(&Line::Block(block.clone()))
+        self.line(&LaterLine::Block(block.clone()))
     }
 
     pub fn plan(&mut self, design: &Design) -> Result<()> {
-        self.line(&Line::Plan(design.clone()))
+        self.line(&LaterLine::Plan(design.clone()))
     }
 
-    fn line(&mut self, line: &Line) -> Result<()> {
-        let mut text = serde_json::to_vec(line).map_err(|e| failed(&self.path, io::Error::other(e)))?;
-        text.push(b'\n');
-        // One write, so that only the last line can be incomplete, for a reader or after a crash.
-        self.file.write_all(&text).map_err(|cause| failed(&self.path, cause))
+    fn line(&mut self, line: &LaterLine) -> Result<()> {
+        let text = text_of(&self.path, line)?;
+        self.append(&text)
     }
+
+    /// One write, so that only the last line can be incomplete, for a reader or after a crash.
+    fn append(&mut self, text: &[u8]) -> Result<()> {
+        self.file.write_all(text).map_err(|cause| failed(&self.path, cause))
+    }
+}
+
+fn text_of(path: &Path, line: &impl Serialize) -> Result<Vec<u8>> {
+    let mut text = serde_json::to_vec(line).map_err(|error| failed(path, io::Error::other(error)))?;
+    text.push(b'\n');
+    Ok(text)
 }
 
 /// Locks the file, so that two trials don't write blocks to one file. The lock lasts until the file is closed (flock(2)). On a file
@@ -209,70 +232,80 @@ enum Broken {
 }
 
 fn parse(mut reader: impl BufRead) -> std::result::Result<Journal, Broken> {
-    let content = |detail: &str| Broken::Content(detail.to_owned());
-    let mut head: Option<Head> = None;
+    let mut line = Vec::new();
+    let mut first = reader.by_ref().take(LONGEST_FIRST_LINE as u64 + 1);
+    first.read_until(b'\n', &mut line).map_err(Broken::Reading)?;
+    let wrong = |detail: &str| Err(Broken::Content(detail.to_owned()));
+    if line.is_empty() {
+        return wrong("it is empty");
+    }
+    if line.len() > LONGEST_FIRST_LINE {
+        return wrong(&format!("its first line is longer than {} MiB", LONGEST_FIRST_LINE >> 20));
+    }
+    let Ok(FirstLine::Trial(mut head)) = serde_json::from_slice::<FirstLine>(&line) else {
+        return wrong("its first line is not the start of a journal");
+    };
+    if head.version != VERSION {
+        return wrong(&format!(
+            "it has version {}, but this allocwall reads version {VERSION}",
+            head.version
+        ));
+    }
+    check(&head.design).map_err(Broken::Content)?;
     let mut blocks: Vec<Block> = Vec::new();
     let mut planned = false;
-    let mut line = Vec::new();
-    for number in 1.. {
+    for number in 2.. {
         line.clear();
-        if reader.read_until(b'\n', &mut line).map_err(Broken::Reading)? == 0 {
+        reader.read_until(b'\n', &mut line).map_err(Broken::Reading)?;
+        // The end of the file, or an incomplete line, which the next writer removes.
+        if !line.ends_with(b"\n") {
             break;
         }
-        let whole = line.ends_with(b"\n");
-        let parsed = match serde_json::from_slice::<Line>(&line) {
-            Ok(parsed) => parsed,
-            Err(_) if !whole && head.is_some() => break,
-            Err(_) if number == 1 => return Err(content("its first line is not the start of a journal")),
-            Err(error) => return Err(Broken::Content(format!("line {number}: {error}"))),
-        };
-        match (parsed, &mut head) {
-            (Line::Trial(first), None) => {
-                if first.version != VERSION {
-                    return Err(Broken::Content(format!(
-                        "it has version {}, but this allocwall reads version {VERSION}",
-                        first.version
-                    )));
-                }
-                if first.design.arms.len() < super::BASELINES || first.design.metrics.is_empty() {
-                    return Err(content("it has no arms or no metrics"));
-                }
-                head = Some(*first);
-            }
-            (Line::Trial(_), Some(_)) => {
-                return Err(Broken::Content(format!("line {number}: a second start of a trial")));
-            }
-            (_, None) => return Err(content("its first line is not the start of a journal")),
-            (Line::Plan(design), Some(head)) => {
+        let invalid = |detail: String| Broken::Content(format!("line {number}: {detail}"));
+        match serde_json::from_slice::<LaterLine>(&line).map_err(|error| invalid(error.to_string()))? {
+            LaterLine::Plan(design) => {
+                check(&design).map_err(invalid)?;
                 if design.arms.len() != head.design.arms.len() {
-                    return Err(Broken::Content(format!(
-                        "line {number}: the arms differ from those in the first line"
-                    )));
+                    return Err(invalid("the arms differ from those in the first line".to_owned()));
                 }
                 head.design = design;
                 planned = true;
             }
-            (Line::Block(block), Some(head)) => {
+            LaterLine::Block(block) => {
                 let arms = head.design.arms.len();
                 if block.number != blocks.len() || block.runs.iter().any(|run| run.arm >= arms) {
-                    return Err(Broken::Content(format!(
-                        "line {number}: the block does not continue the blocks before it"
-                    )));
+                    return Err(invalid("the block does not continue the blocks before it".to_owned()));
                 }
                 if blocks.len() >= MOST_BLOCKS {
-                    return Err(Broken::Content(format!("more than {MOST_BLOCKS} blocks")));
+                    return Err(invalid(format!("a trial has at most {MOST_BLOCKS} blocks")));
                 }
                 blocks.push(block);
             }
         }
     }
-    let head = head.ok_or_else(|| content("it is empty"))?;
     Ok(Journal { head, blocks, planned })
+}
+
+/// # Errors
+/// Why no trial has this design.
+fn check(design: &Design) -> std::result::Result<(), String> {
+    if design.arms.len() < BASELINES || design.metrics.is_empty() {
+        return Err("it has no arms or no metrics".to_owned());
+    }
+    let Settings { planned, looks, .. } = &design.settings;
+    if *planned > MOST_BLOCKS {
+        return Err(format!("it plans {planned} blocks, but a trial has at most {MOST_BLOCKS} blocks"));
+    }
+    // Each look compares all arms again.
+    if looks.len() > MOST_LOOKS {
+        return Err(format!("it has {} looks, but a trial has at most {MOST_LOOKS}", looks.len()));
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{ArmInfo, Direction, Metric, Run, Settings, Unit};
+    use super::super::{ArmInfo, Direction, Metric, Run, Unit};
     use super::*;
     use proptest::prelude::*;
 
@@ -445,6 +478,80 @@ mod tests {
         assert!(refused(text.replacen("\"version\":1", "\"version\":9", 1)).contains("version 9"));
         assert!(refused(text.replacen("\"number\":1", "\"number\":7", 1)).contains("line 3"));
         assert!(refused(text.replacen("\"arm\":2", "\"arm\":99", 1)).contains("line 2"));
+        let head = text.split_inclusive('\n').next().unwrap();
+        assert!(refused(format!("{head}{head}")).contains("line 2"));
+    }
+
+    #[test]
+    fn more_blocks_than_a_trial_can_have_are_refused() {
+        let (_dir, path) = written(MOST_BLOCKS);
+        assert_eq!(read(&path).unwrap().blocks.len(), MOST_BLOCKS);
+        let refused = || read(&path).unwrap_err().to_string();
+        Writer::append_to(&path).unwrap().block(&block(MOST_BLOCKS)).unwrap();
+        assert!(refused().contains("line 502: a trial has at most 500 blocks"), "{}", refused());
+        // The same for planned blocks, in the first line and in a later one.
+        let (_dir, path) = written(1);
+        let refused = || read(&path).unwrap_err().to_string();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let hostile = text.replacen("\"planned\":6", "\"planned\":1000000000000000", 1);
+        assert_ne!(hostile, text);
+        std::fs::write(&path, hostile).unwrap();
+        assert!(refused().contains("it plans 1000000000000000 blocks"), "{}", refused());
+        std::fs::write(&path, &text).unwrap();
+        let mut design = head().design;
+        design.settings.planned = MOST_BLOCKS;
+        Writer::append_to(&path).unwrap().plan(&design).unwrap();
+        assert_eq!(read(&path).unwrap().head.design, design);
+        design.settings.planned += 1;
+        Writer::append_to(&path).unwrap().plan(&design).unwrap();
+        assert!(refused().contains("line 4: it plans 501 blocks"), "{}", refused());
+    }
+
+    #[test]
+    fn more_looks_than_a_plan_has_are_refused() {
+        let (_dir, path) = written(1);
+        let text = std::fs::read_to_string(&path).unwrap();
+        let with = |count: usize| {
+            let looks = format!("\"looks\":[{}]", vec!["6"; count].join(","));
+            std::fs::write(&path, text.replacen("\"looks\":[6]", &looks, 1)).unwrap();
+            read(&path)
+        };
+        assert_eq!(with(MOST_LOOKS).unwrap().head.design.settings.looks, [6; MOST_LOOKS]);
+        let error = with(MOST_LOOKS + 1).unwrap_err().to_string();
+        assert!(error.contains(&format!("it has {} looks", MOST_LOOKS + 1)), "{error}");
+    }
+
+    #[test]
+    fn a_first_line_has_a_largest_length() {
+        let (dir, path) = written(1);
+        let text = std::fs::read_to_string(&path).unwrap();
+        let first = text.split_inclusive('\n').next().unwrap();
+        let with = |added: usize| {
+            let version = format!("\"tool_version\":\"{}\"", "0".repeat(1 + added));
+            std::fs::write(&path, text.replacen("\"tool_version\":\"0\"", &version, 1)).unwrap();
+            read(&path)
+        };
+        let room = LONGEST_FIRST_LINE - first.len();
+        assert_eq!(with(room).unwrap().blocks.len(), 1);
+        for added in [room + 1, 10 * LONGEST_FIRST_LINE] {
+            let error = with(added).unwrap_err().to_string();
+            assert!(error.ends_with("its first line is longer than 1 MiB"), "{error}");
+        }
+        // A trial that could not be read is not written.
+        let new = dir.path().join("new");
+        let head = Head { command: vec!["x".repeat(LONGEST_FIRST_LINE)], ..head() };
+        let error = Writer::create(&new, &head).err().unwrap().to_string();
+        assert!(error.contains("can't be saved") && !new.exists(), "{error}");
+    }
+
+    #[test]
+    fn a_last_line_without_its_end_is_removed_even_if_it_could_be_read() {
+        let (_dir, path) = written(2);
+        let bytes = std::fs::read(&path).unwrap();
+        std::fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
+        assert_eq!(read(&path).unwrap().blocks, [block(0)]);
+        Writer::append_to(&path).unwrap().block(&block(1)).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), bytes);
     }
 
     proptest! {

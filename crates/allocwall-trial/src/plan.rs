@@ -17,6 +17,8 @@ pub const MOST_BLOCKS: usize = 500;
 pub const POWER: f64 = 0.95;
 /// Looks, as fractions of the planned blocks. The first two use up an eighth of the last look's level.
 const LOOKS: &[f64] = &[0.25, 0.5, 1.0];
+/// Largest number of looks of a plan.
+pub const MOST_LOOKS: usize = LOOKS.len();
 
 /// Order of arms in each block, `order[block][place] = arm`.
 ///

@@ -14,7 +14,7 @@ use super::calls::Calls;
 use super::{ProofItem, ProofState};
 use allocwall_host::proc::{HugePages, ProcFs, is_arena_hook};
 use allocwall_host::topology::parse_cpu_list;
-use allocwall_measure::target::LibcKind;
+use allocwall_model::catalogue::modules::{LibcKind, libc_by_name};
 use allocwall_model::units::{Absence, Measured, Reason, thousands};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -331,9 +331,8 @@ fn malloc_from(path: &Path, seen: &Seen, bindings: Option<&Bindings>) -> Judgeme
     let bound = bindings.of(path);
     if bound.processes == 0 {
         // musl's loader writes no log, but the library that it maps first serves malloc.
-        let loader = |p: &SeenProcess| {
-            p.mapped.iter().any(|m| LibcKind::by_name(&file_name(m)) == Some(LibcKind::Musl))
-        };
+        let loader =
+            |p: &SeenProcess| p.mapped.iter().any(|m| libc_by_name(&file_name(m)) == Some(LibcKind::Musl));
         return match mapped(path, seen, None) {
             (ProofState::Proven, _) if seen.processes.values().any(loader) => {
                 (ProofState::Proven, "preloaded before musl; musl's loader binds to the first library".into())

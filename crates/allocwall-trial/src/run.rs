@@ -4,13 +4,14 @@
 mod memory;
 mod output;
 
-pub use memory::{Look, Walked};
+pub use memory::{MemorySample, Walked};
 pub use output::Tail;
 
 use allocwall_host::clock::monotonic_ns;
 use allocwall_host::keeper::{self, Ended, Folder, Link, Order, Report, Step, Usage};
 use allocwall_host::proc::ProcFs;
 use allocwall_host::program;
+use allocwall_model::catalogue::modules::is_jemalloc_conf;
 use allocwall_model::error::{Error, Result};
 use allocwall_model::units::{Absence, Measured, Reason};
 use memory::{Tree, Watch};
@@ -45,17 +46,9 @@ const COUNTER_SLACK: u64 = 128 << 10;
 const OUTPUT_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Prefixes of variables that a program with raised rights ignores (ld.so(8); secure_getenv in the allocators). For such a program
-/// an arm that sets them would be the same as the baseline.
-const IGNORED_IF_SECURE: [&str; 8] = [
-    "LD_",
-    "GLIBC_TUNABLES",
-    "MALLOC_",
-    "_RJEM_MALLOC_",
-    "JE_MALLOC_",
-    "MIMALLOC_",
-    "TCMALLOC_",
-    "ALLOCWALL_PREFAULT",
-];
+/// an arm that sets them would be the same as the baseline. Builds of jemalloc also ignore [`is_jemalloc_conf`].
+const IGNORED_IF_SECURE: [&str; 6] =
+    ["LD_", "GLIBC_TUNABLES", "MALLOC_", "MIMALLOC_", "TCMALLOC_", "ALLOCWALL_PREFAULT"];
 
 /// How a command is started.
 #[derive(Clone, Debug, PartialEq)]
@@ -150,9 +143,11 @@ impl Start {
     /// # Errors
     /// `Refused`, with the reason.
     pub fn refuse_secure(&self) -> Result<()> {
-        let ignored = self.env.iter().filter(|(_, value)| value.is_some()).find(|(name, _)| {
+        let is_ignored = |name: &OsStr| {
             IGNORED_IF_SECURE.iter().any(|start| name.as_bytes().starts_with(start.as_bytes()))
-        });
+                || name.to_str().is_some_and(is_jemalloc_conf)
+        };
+        let ignored = self.env.iter().find(|(name, value)| value.is_some() && is_ignored(name));
         let (Some((name, _)), Some(command)) = (ignored, self.command.first()) else {
             return Ok(());
         };
@@ -430,8 +425,8 @@ impl Running {
     }
 
     /// Memory samples so far, oldest first.
-    pub fn memory(&self) -> Vec<Look> {
-        self.watch.so_far().looks
+    pub fn memory(&self) -> Vec<MemorySample> {
+        self.watch.so_far().samples
     }
 
     /// Standard output and standard error so far; empty if they are not kept.
@@ -548,7 +543,7 @@ impl Running {
             peak_pss_bytes: summary.peak_pss_bytes,
             final_rss_bytes: summary.final_rss_bytes,
             final_pss_bytes: summary.final_pss_bytes,
-            memory: series.looks,
+            memory: series.samples,
             stdout: output(&mut self.stdout),
             stderr: output(&mut self.stderr),
             left_behind: over.left_behind,
@@ -648,7 +643,7 @@ pub struct Finished {
     /// The last sample before the end; `memory` has its time.
     pub final_rss_bytes: Measured<u64>,
     pub final_pss_bytes: Measured<u64>,
-    pub memory: Vec<Look>,
+    pub memory: Vec<MemorySample>,
     pub stdout: Tail,
     pub stderr: Tail,
     /// Command lines of processes that outlived the command and were ended. Untrusted text: escape it before printing.

@@ -5,7 +5,7 @@ use super::batch::{Close, CloseLooks, Fresh, Prepared, Watcher, failure, last_wo
 use super::conduct::Ran;
 use super::load::adapters::Adapter;
 use super::load::closed::{self, Capacity, Search};
-use super::load::metric::Metric as Figure;
+use super::load::metric::Figure;
 use super::load::open::{self, Plan};
 use super::load::ready::{self, Ready};
 use super::load::request::Request;

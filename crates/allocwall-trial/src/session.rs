@@ -2,7 +2,7 @@
 //! the blocks.
 
 use super::batch::Prepared;
-use super::conduct::{Conduct, End, Length, Ran, Subject, Told};
+use super::conduct::{Conduct, End, Event, Length, Ran, Subject};
 use super::journal::{self, Head, Journal, Writer};
 use super::run;
 use super::{ArmInfo, BASELINES, Design, ProofState};
@@ -80,12 +80,12 @@ pub fn run_planned(
     path: &Path,
     subject: &mut dyn Subject,
     interrupted: &AtomicBool,
-    told: &mut dyn FnMut(Told<'_>),
+    on_event: &mut dyn FnMut(Event<'_>),
 ) -> Result<(Journal, End)> {
     let mut writer = Writer::create(path, &head)?;
     let planned = head.design.settings.planned;
     let mut journal = Journal { head, blocks: vec![], planned: true };
-    let mut conduct = Conduct { subject, writer: &mut writer, interrupted, told };
+    let mut conduct = Conduct { subject, writer: &mut writer, interrupted, on_event };
     let end = conduct.run(&mut journal, Length::Blocks(planned))?;
     Ok((journal, end))
 }

@@ -385,6 +385,21 @@ fn servers_that_cannot_be_loaded() {
     }
 }
 
+#[test]
+fn a_load_that_cannot_be_sent_is_refused_before_the_server_is_started() {
+    let place = Place::new();
+    let mark = place.at("ran");
+    let with = |option: &str| {
+        let load = ["-w", "none", "--blocks", "1", "--load", "http://127.0.0.1:1/"];
+        place.quick(&[&load[..], &[option, "--", "touch", &mark]].concat())
+    };
+    assert_refused(&with("--load-time=48h"), 1, &["--load-time", "at most one day"], &[]);
+    for rate in ["nan", "inf", "0", "-1", "1e300"] {
+        assert_refused(&with(&format!("--rate={rate}")), 2, &["--rate", rate], &[]);
+    }
+    assert!(!Path::new(&mark).exists());
+}
+
 /// The server answers each request after 20 ms on any number of connections, so throughput grows with the
 /// connections.
 #[test]
@@ -1088,6 +1103,7 @@ fn saved_options_are_checked_like_those_of_the_command_line() {
     for (saved, hostile) in [
         ("\"timeout\":\"9s\"", "\"timeout\":\"0s\""),
         ("\"blocks\":2", "\"blocks\":501"),
+        ("\"effect\":null", "\"effect\":\"2%\""),
         ("\"header\":[]", "\"header\":[\"no colon\"]"),
         ("\"seed\":null", "\"speed\":null"),
     ] {
@@ -1096,8 +1112,18 @@ fn saved_options_are_checked_like_those_of_the_command_line() {
         fs::write(&file, text).unwrap();
         let words = "saved options are not valid";
         assert_refused(&place.trial(&["--continue", &file]), 1, &["can't be continued", words], &[]);
-        let report = Command::new(BINARY).args(["report", &file]).stdin(Stdio::null()).output();
-        assert_refused(&report.unwrap(), 1, &[&file, words], &[]);
+        // A report needs them only for the command of another trial.
+        let report = |format: &str| {
+            let arguments = ["report", &file, "--format", format];
+            Command::new(BINARY).args(arguments).stdin(Stdio::null()).output().unwrap()
+        };
+        let output = report("text");
+        let (said, page) = (talk(&output), data(&output));
+        assert_eq!(output.status.code(), Some(0), "{said}");
+        assert!(said.starts_with(&format!("warning: {file}: ")) && said.contains(words), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+        assert!(page.contains("VERDICT") && !page.contains("allocwall trial --with"), "{page}");
+        assert_eq!(talk(&report("json")), "");
     }
     // The twin: the options as they were saved.
     fs::write(&file, &kept).unwrap();

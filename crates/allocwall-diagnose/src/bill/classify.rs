@@ -18,7 +18,7 @@ const CALLERS_OF_A_LOCK: usize = 5;
 const IDLE_CPU_SHARE: f64 = 0.05;
 
 /// A function needs this many samples with a known kind of fault before its other samples are divided by them.
-const TELLING_FAULTS: u64 = 10;
+const MIN_KNOWN_FAULTS: u64 = 10;
 
 /// Process, module and name of the function that was running when the fault came.
 type FaultingFunction<'a> = (i32, Option<u32>, Option<&'a str>);
@@ -28,8 +28,8 @@ type FaultingFunction<'a> = (i32, Option<u32>, Option<&'a str>);
 struct Faults {
     first_touch: u64,
     other: u64,
-    /// The part not yet assigned to the other kinds, in units of 1 / `telling()`.
-    owed: u64,
+    /// The part not yet assigned to the other kinds, in units of 1 / `known()`.
+    unassigned: u64,
 }
 
 impl Faults {
@@ -41,16 +41,16 @@ impl Faults {
         }
     }
 
-    fn telling(&self) -> u64 {
+    fn known(&self) -> u64 {
         self.first_touch + self.other
     }
 
     /// Class of the next unknown one. Each kind gets its part, evenly over time. If nothing is known: first touch,
     /// the most common.
     fn next(&mut self) -> CostClass {
-        self.owed += self.other;
-        if self.other > 0 && self.owed >= self.telling() {
-            self.owed -= self.telling();
+        self.unassigned += self.other;
+        if self.other > 0 && self.unassigned >= self.known() {
+            self.unassigned -= self.known();
             return CostClass::OtherKernel;
         }
         CostClass::FaultPath
@@ -65,23 +65,23 @@ struct Returns {
     own: u64,
     /// The part of its own samples that belongs to the ends of faults.
     share: f64,
-    owed: f64,
-    owed_first_touch: f64,
+    unassigned: f64,
+    unassigned_first_touch: f64,
 }
 
 impl Returns {
     /// Class of the next own sample, if it is moved: evenly over time, to the kinds of fault in proportion.
     fn next(&mut self) -> Option<CostClass> {
-        self.owed += self.share;
-        if self.owed < 1.0 {
+        self.unassigned += self.share;
+        if self.unassigned < 1.0 {
             return None;
         }
-        self.owed -= 1.0;
-        self.owed_first_touch += self.first_touches as f64 / self.faults as f64;
-        if self.owed_first_touch < 0.5 {
+        self.unassigned -= 1.0;
+        self.unassigned_first_touch += self.first_touches as f64 / self.faults as f64;
+        if self.unassigned_first_touch < 0.5 {
             return Some(CostClass::OtherKernel);
         }
-        self.owed_first_touch -= 1.0;
+        self.unassigned_first_touch -= 1.0;
         Some(CostClass::FaultPath)
     }
 }
@@ -147,13 +147,13 @@ impl<'a> Classifier<'a> {
         let lines: Vec<KernelLine> = samples.iter().map(|s| self.line(s)).collect();
         let mut by_function: BTreeMap<FaultingFunction, Faults> = BTreeMap::new();
         let mut by_process: BTreeMap<i32, Faults> = BTreeMap::new();
-        let tells = |line: &KernelLine| {
+        let is_known = |line: &KernelLine| {
             matches!(
                 line,
                 KernelLine::Class(CostClass::FaultPath | CostClass::Zeroing) | KernelLine::OtherFault
             )
         };
-        for (sample, line) in samples.iter().zip(&lines).filter(|(_, line)| tells(line)) {
+        for (sample, line) in samples.iter().zip(&lines).filter(|(_, line)| is_known(line)) {
             let function = by_function.entry(self.faulting_function(sample)).or_default();
             function.count(*line);
             by_process.entry(sample.pid).or_default().count(*line);
@@ -163,7 +163,7 @@ impl<'a> Classifier<'a> {
             KernelLine::OtherFault | KernelLine::ByCaller => CostClass::OtherKernel,
             KernelLine::SomeFault => {
                 let function = by_function.entry(self.faulting_function(sample)).or_default();
-                let faults = if function.telling() >= TELLING_FAULTS {
+                let faults = if function.known() >= MIN_KNOWN_FAULTS {
                     Some(function)
                 } else {
                     by_process.get_mut(&sample.pid)
@@ -391,7 +391,7 @@ impl<'a> Classifier<'a> {
     }
 
     /// Whether it is a futex wait of unknown purpose. Its line then depends on how busy the thread is.
-    pub(super) fn is_untold(&self, sample: &WaitSample) -> bool {
+    pub(super) fn has_unknown_purpose(&self, sample: &WaitSample) -> bool {
         let in_futex = match self.sleeps_in(sample) {
             Some(wait) => wait == KernelWait::Futex,
             None => sample.syscall.is_some_and(|nr| {

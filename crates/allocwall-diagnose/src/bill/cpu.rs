@@ -2,11 +2,11 @@
 
 use super::classify::Classifier;
 use super::sites::{SiteSample, sites};
-use super::{CpuLine, block_of, blocks, increase, unmeasured};
+use super::{CpuLine, block_of, blocks, increase};
 use allocwall_model::catalogue::cost::CostClass;
 use allocwall_model::catalogue::prices::CONTEXT_SWITCH;
 use allocwall_model::catalogue::walls::Wall;
-use allocwall_model::recording::{ModuleRole, Recording, Runtime};
+use allocwall_model::recording::{ModuleRole, ProbeName, Recording, Runtime};
 use allocwall_model::stats;
 use allocwall_model::units::{Absence, Interval, Measured, Reason};
 use serde::{Deserialize, Serialize};
@@ -17,7 +17,9 @@ use serde::{Deserialize, Serialize};
 pub fn charged_s(recording: &Recording) -> f64 {
     let charged = accounted_s(recording).unwrap_or(0.0);
     // If the accounts were not read to the end, only the samples show how much is missing.
-    let cut = ["counters", "run_delay"].iter().any(|probe| unmeasured(recording, probe).is_some());
+    let cut = [ProbeName::Counters, ProbeName::RunDelay]
+        .into_iter()
+        .any(|probe| recording.probe_absence(probe).is_some());
     if charged > 0.0 && !cut { charged } else { charged.max(sampled_s(recording)) }
 }
 
@@ -97,7 +99,7 @@ impl Sampled {
     /// needed, but unknown.
     pub fn of(recording: &Recording, classes: &[CostClass], unseen: &Unseen) -> Measured<Sampled> {
         if recording.samples.is_empty()
-            && let Some(absence) = unmeasured(recording, "cpu_samples")
+            && let Some(absence) = recording.probe_absence(ProbeName::CpuSamples)
         {
             return Err(absence);
         }
@@ -266,7 +268,7 @@ const SWITCH_NS: f64 = 1_500.0;
 /// Below this part of the CPU time the samples agree with the kernel's account.
 const AGREES: f64 = 0.01;
 /// At least this many samples of threads that go to sleep are needed to divide the time by.
-const TELLING_SLEEPS: u64 = 10;
+const MIN_SLEEPS: u64 = 10;
 
 impl Unseen {
     pub fn of(recording: &Recording, classifier: &Classifier, classes: &[CostClass], cpu_s: f64) -> Unseen {
@@ -289,12 +291,12 @@ impl Unseen {
                 sleeps[position(*class)] += 1;
             }
         }
-        let telling: u64 = sleeps.iter().sum();
-        if telling < TELLING_SLEEPS {
+        let sleeping: u64 = sleeps.iter().sum();
+        if sleeping < MIN_SLEEPS {
             return nothing;
         }
         let total = missing.min(most);
-        Unseen { total, parts: sleeps.map(|n| total * n as f64 / telling as f64) }
+        Unseen { total, parts: sleeps.map(|n| total * n as f64 / sleeping as f64) }
     }
 
     /// Seconds of CPU time.

@@ -7,7 +7,7 @@ mod waits;
 
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
 use allocwall_model::catalogue::syscalls::MapCall;
-use allocwall_model::recording::{ProbeState, Recording, Tick, gained};
+use allocwall_model::recording::{ProbeName, Recording, Tick, gained};
 use allocwall_model::units::{Absence, Interval, Measured, Reason};
 use serde::{Deserialize, Serialize};
 
@@ -78,7 +78,7 @@ fn map_calls(recording: &Recording) -> Measured<f64> {
     let moving = MapCall::ALL.into_iter().filter(|call| call.moves_memory());
     let rates: Vec<f64> = moving.filter_map(|call| map_call_rate(recording, call)).collect();
     if rates.is_empty() {
-        return Err(absence(recording, "map_calls", "map calls were not counted"));
+        return Err(absence(recording, ProbeName::MapCalls, "map calls were not counted"));
     }
     Ok(rates.iter().sum())
 }
@@ -93,7 +93,7 @@ pub fn map_call_rate(recording: &Recording, call: MapCall) -> Option<f64> {
 fn first_and_last(recording: &Recording) -> Measured<(&Tick, &Tick)> {
     match (recording.ticks.first(), recording.ticks.last()) {
         (Some(first), Some(last)) if last.t_ns > first.t_ns => Ok((first, last)),
-        _ => Err(absence(recording, "counters", "fewer than two readings of the process counters")),
+        _ => Err(absence(recording, ProbeName::Counters, "fewer than two readings of the process counters")),
     }
 }
 
@@ -115,17 +115,8 @@ fn increase(recording: &Recording, read: impl Fn(&Tick) -> Option<u64>) -> Measu
 }
 
 /// Why a probe has no result: its own reason, else `otherwise`.
-fn absence(recording: &Recording, probe: &str, otherwise: &str) -> Absence {
-    unmeasured(recording, probe).unwrap_or_else(|| Absence::new(Reason::TooLittle, otherwise))
-}
-
-/// Why a probe did not measure everything.
-fn unmeasured(recording: &Recording, probe: &str) -> Option<Absence> {
-    let probe = recording.probes.iter().find(|p| p.name == probe)?;
-    match &probe.state {
-        ProbeState::Measured => None,
-        ProbeState::Partial(why) | ProbeState::Absent(why) => Some(why.clone()),
-    }
+fn absence(recording: &Recording, probe: ProbeName, otherwise: &str) -> Absence {
+    recording.probe_absence(probe).unwrap_or_else(|| Absence::new(Reason::TooLittle, otherwise))
 }
 
 /// Number of time slices of a window, for the intervals: half a second each, but at least 15, so that the intervals
@@ -198,7 +189,7 @@ pub struct WaitLine {
     pub sites: Vec<Site>,
     /// Fraction of the line in futex waits of unknown purpose. They are on this line because of how busy their
     /// threads are.
-    pub untold: f64,
+    pub unknown_purpose: f64,
     /// The part of these whose caller's stack was not read, so that it may be any lock. Fraction of the line.
     pub unread: f64,
 }
@@ -226,7 +217,7 @@ pub struct Rates {
 mod tests {
     use super::*;
     use allocwall_model::recording::{
-        CgroupTick, EventCount, HostTick, ModuleRole, Probe, PythonSample, Runtime,
+        CgroupTick, EventCount, HostTick, ModuleRole, Probe, ProbeState, PythonSample, Runtime,
     };
     use allocwall_sketches::recording::{MS, PID, Sketch};
 
@@ -389,11 +380,7 @@ mod tests {
         s.ticks(1_000, 500).minor_faults = 30_000;
         let why = Absence::new(Reason::NotPermitted, "perf_event_open: EACCES")
             .mend("sysctl kernel.perf_event_paranoid=2");
-        s.recording.probes.push(Probe {
-            name: "cpu_samples".into(),
-            what: String::new(),
-            state: ProbeState::Absent(why.clone()),
-        });
+        s.recording.probes.push(Probe::new(ProbeName::CpuSamples, ProbeState::Absent(why.clone())));
         let bill = of(&s.recording);
         assert_eq!(bill.on_cpu, Err(why));
         assert_eq!(bill.cpu_s, 1.5);
@@ -455,7 +442,7 @@ mod tests {
             let mut s = busy();
             s.recording.threads.clear();
             s.ticks(2_000, 0);
-            s.recording.probes.push(Probe { name: "counters".into(), what: String::new(), state });
+            s.recording.probes.push(Probe::new(ProbeName::Counters, state));
             of(&s.recording).cpu_s
         };
         assert_eq!(of_probe(ProbeState::Measured), 2.0);
@@ -470,11 +457,7 @@ mod tests {
         s.recording.threads[0].seen_ns = 0;
         assert!(wait(&of(&s.recording), WaitClass::RunQueue).thread_s.is_ok());
         let why = Absence::new(Reason::Exhausted, "/proc/100/task: Too many open files (EMFILE)");
-        s.recording.probes.push(Probe {
-            name: "run_delay".into(),
-            what: String::new(),
-            state: ProbeState::Partial(why.clone()),
-        });
+        s.recording.probes.push(Probe::new(ProbeName::RunDelay, ProbeState::Partial(why.clone())));
         let bill = of(&s.recording);
         assert_eq!(wait(&bill, WaitClass::RunQueue).thread_s, Err(why));
         // Only the samples show how long it waited.
@@ -695,7 +678,7 @@ mod tests {
             let bill = lines(lock, 5_000);
             let line = wait(&bill, WaitClass::ApplicationLock);
             assert!(line.thread_s.as_ref().is_ok_and(|i| i.point > 0.9), "{lock}");
-            assert_eq!((line.untold, line.unread), (0.0, 0.0), "{lock}");
+            assert_eq!((line.unknown_purpose, line.unread), (0.0, 0.0), "{lock}");
         }
         // A caller without a name does not show the purpose, but it shows that the caller is not the allocator. A
         // stack that was not read does not show even that.
@@ -706,13 +689,13 @@ mod tests {
         ] {
             let bill = lines(user, cpu_ms);
             let line = wait(&bill, class);
-            assert_eq!((line.untold, line.unread), (1.0, unread), "{user} {cpu_ms}");
+            assert_eq!((line.unknown_purpose, line.unread), (1.0, unread), "{user} {cpu_ms}");
         }
         // In a stripped interpreter it may be the interpreter lock, or any other lock of an unnamed function.
         let stripped = "libc+1000;libc!pthread_cond_timedwait;python+20;python!_PyEval_EvalFrameDefault";
         let bill = lines(stripped, 5_000);
         let line = wait(&bill, WaitClass::ApplicationLock);
-        assert_eq!((line.untold, line.unread), (1.0, 0.0));
+        assert_eq!((line.unknown_purpose, line.unread), (1.0, 0.0));
         for idle in [
             "libc!pthread_cond_wait;app!worker_loop",
             "libc!sem_clockwait;python!PyThread_acquire_lock_timed;python+20",
@@ -720,7 +703,7 @@ mod tests {
             let bill = lines(idle, 5_000);
             let line = wait(&bill, WaitClass::Idle);
             assert!(line.thread_s.as_ref().is_ok_and(|i| i.point > 0.9), "{idle}");
-            assert_eq!(line.untold, 0.0, "{idle}");
+            assert_eq!(line.unknown_purpose, 0.0, "{idle}");
         }
     }
 

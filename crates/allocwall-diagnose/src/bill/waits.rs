@@ -2,9 +2,9 @@
 
 use super::classify::Classifier;
 use super::sites::{SiteSample, sites};
-use super::{Site, WaitLine, absence, block_of, blocks, first_and_last, increase, unmeasured};
+use super::{Site, WaitLine, absence, block_of, blocks, first_and_last, increase};
 use allocwall_model::catalogue::cost::WaitClass;
-use allocwall_model::recording::{CgroupTick, HostTick, ProbeState, Recording, WaitSample};
+use allocwall_model::recording::{CgroupTick, HostTick, ProbeName, ProbeState, Recording, WaitSample};
 use allocwall_model::stats;
 use allocwall_model::units::{Absence, Interval, Measured, Reason};
 use std::collections::BTreeMap;
@@ -25,8 +25,8 @@ pub fn lines(recording: &Recording, classifier: &Classifier, cpu_s: f64) -> Vec<
                     wait_sites(recording, classifier, &blocked, &classes, class),
                 ),
             };
-            let (untold, unread) = untold(recording, classifier, &blocked, &classes, class);
-            WaitLine { class, thread_s, method: method(class, recording), sites, untold, unread }
+            let (unknown_purpose, unread) = unknown_waits(recording, classifier, &blocked, &classes, class);
+            WaitLine { class, thread_s, method: method(class, recording), sites, unknown_purpose, unread }
         })
         .collect()
 }
@@ -51,7 +51,7 @@ impl BlockedTime {
             *weight = weight.saturating_add(wait.weight_ns);
         }
         let mut blocked = BlockedTime { scale: BTreeMap::new(), unseen_s: 0.0 };
-        if unmeasured(recording, "run_delay").is_some() {
+        if recording.probe_absence(ProbeName::RunDelay).is_some() {
             return blocked;
         }
         for thread in &recording.threads {
@@ -84,19 +84,19 @@ fn sampled(
     // The purpose of waits that no sample saw is unknown: they belong to the line of other waits.
     let unseen = if class == WaitClass::Other { blocked.unseen_s } else { 0.0 };
     if recording.waits.is_empty() {
-        return if recording.probes.iter().any(|p| p.name == "waits" && p.state == ProbeState::Measured) {
+        return if recording.probe(ProbeName::Waits).is_some_and(|p| p.state == ProbeState::Measured) {
             // Sampled, and no thread slept: with 95 % confidence, less than three samples' worth was missed (rule of
             // three).
             Ok(Interval::new(unseen, unseen, unseen + 3.0 * recording.meta.wait_period_ns as f64 / 1e9))
         } else {
-            Err(absence(recording, "waits", "waiting threads were not sampled"))
+            Err(absence(recording, ProbeName::Waits, "waiting threads were not sampled"))
         };
     }
-    let blind = recording.waits.iter().all(|w| w.syscall.is_none() && w.kernel.is_none());
+    let no_reasons = recording.waits.iter().all(|w| w.syscall.is_none() && w.kernel.is_none());
     let needs_a_reason =
         matches!(class, WaitClass::AddressSpaceLock | WaitClass::Allocator | WaitClass::ApplicationLock);
-    if blind && needs_a_reason {
-        return Err(absence(recording, "waits", "what its threads wait for could not be read"));
+    if no_reasons && needs_a_reason {
+        return Err(absence(recording, ProbeName::Waits, "what its threads wait for could not be read"));
     }
     let block_count = blocks(recording);
     let mut hits = vec![(0, 0); block_count];
@@ -119,27 +119,28 @@ fn sampled(
 }
 
 /// A user stack needs this many frames to show the caller of the futex. The innermost frame is the call itself.
-const TELLING_FRAMES: usize = 2;
+const FRAMES_WITH_CALLER: usize = 2;
 
-fn untold(
+/// [`WaitLine::unknown_purpose`] and [`WaitLine::unread`].
+fn unknown_waits(
     recording: &Recording,
     classifier: &Classifier,
     blocked: &BlockedTime,
     classes: &[WaitClass],
     class: WaitClass,
 ) -> (f64, f64) {
-    let (mut all, mut untold, mut unread) = (0.0, 0.0, 0.0);
+    let (mut all, mut unknown, mut unread) = (0.0, 0.0, 0.0);
     for (wait, _) in recording.waits.iter().zip(classes).filter(|(_, c)| **c == class) {
         let seconds = blocked.seconds(wait);
         all += seconds;
-        if classifier.is_untold(wait) {
-            untold += seconds;
-            if classifier.frames(wait.user).len() < TELLING_FRAMES {
+        if classifier.has_unknown_purpose(wait) {
+            unknown += seconds;
+            if classifier.frames(wait.user).len() < FRAMES_WITH_CALLER {
                 unread += seconds;
             }
         }
     }
-    if all > 0.0 { (untold / all, unread / all) } else { (0.0, 0.0) }
+    if all > 0.0 { (unknown / all, unread / all) } else { (0.0, 0.0) }
 }
 
 fn wait_sites(
@@ -171,12 +172,12 @@ fn run_queue(recording: &Recording, throttled: Option<Interval>) -> Measured<Int
 
 fn run_delay_s(recording: &Recording) -> Measured<f64> {
     // An incomplete sum would claim that the other threads did not wait for a CPU.
-    if let Some(absence) = unmeasured(recording, "run_delay") {
+    if let Some(absence) = recording.probe_absence(ProbeName::RunDelay) {
         return Err(absence);
     }
     let delays: Vec<u64> = recording.threads.iter().filter_map(|t| t.run_delay_ns).collect();
     if delays.is_empty() {
-        Err(absence(recording, "run_delay", "the kernel reports no run-queue times (schedstat)"))
+        Err(absence(recording, ProbeName::RunDelay, "the kernel reports no run-queue times (schedstat)"))
     } else {
         Ok(delays.iter().map(|d| *d as f64).sum::<f64>() / 1e9)
     }
@@ -189,7 +190,7 @@ fn throttled(recording: &Recording) -> Measured<Interval> {
     if first.cgroup.is_none() || last.cgroup.is_none() {
         return Err(absence(
             recording,
-            "cgroup",
+            ProbeName::Cgroup,
             "the CPU controller of the target's cgroup could not be read",
         ));
     }
@@ -211,7 +212,7 @@ fn stolen(recording: &Recording, cpu_s: f64) -> Measured<Interval> {
                 .mend("mount /proc without the option subset=pid")
         };
         // If the file does not exist, the reason is the mount option.
-        let why = unmeasured(recording, "host").filter(|absence| !absence.is_gone());
+        let why = recording.probe_absence(ProbeName::Host).filter(|absence| !absence.is_gone());
         return Err(why.unwrap_or_else(hidden));
     }
     let machine = |read: fn(&HostTick) -> u64| -> Measured<f64> {

@@ -3,6 +3,7 @@
 use crate::context::{Context, MendIfNone, Sum, percent};
 use crate::judge::{Case, Judged};
 use crate::{ShellLine, Whole};
+use allocwall_model::catalogue::advice;
 use allocwall_model::catalogue::cost::WaitClass;
 use allocwall_model::catalogue::thresholds::{self, Floor};
 use allocwall_model::catalogue::walls::Wall;
@@ -122,7 +123,7 @@ pub fn in_unnamed_kernel(ctx: &Context) -> Absence {
             percent(ctx.unnamed_kernel())
         ),
     )
-    .mend("sysctl kernel.kptr_restrict=0")
+    .mend(advice::KERNEL_NAMES)
 }
 
 /// Futex waits of unknown purpose may be for any lock.

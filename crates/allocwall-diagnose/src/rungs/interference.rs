@@ -6,7 +6,7 @@ use crate::judge::{Case, Judged};
 use crate::{ShellLine, Whole};
 use allocwall_model::catalogue::cost::WaitClass;
 use allocwall_model::catalogue::walls::Wall;
-use allocwall_model::recording::Neighbour;
+use allocwall_model::recording::{Neighbour, ProbeName};
 use allocwall_model::units::{Absence, Interval, Reason};
 
 pub fn rung(ctx: &Context) -> Vec<Judged> {
@@ -51,7 +51,8 @@ fn throttling(ctx: &Context) -> Judged {
     let last = ctx.last_tick().and_then(|t| t.cgroup);
     let Some(last) = last else {
         let absence = ctx
-            .probe_absence("cgroup")
+            .recording
+            .probe_absence(ProbeName::Cgroup)
             .unwrap_or_else(|| Absence::new(Reason::NotFound, "the cgroup's CPU counters could not be read"))
             .mend_if_none(&["mount the cpu controller where allocwall runs (in a container: -v /sys/fs/cgroup:/sys/fs/cgroup:ro)"]);
         return Judged::not_measured(WALL, Whole::ThreadTime, absence, show);
@@ -132,7 +133,7 @@ fn run_queue(ctx: &Context) -> Judged {
     let delay_s = match ctx.wait(WaitClass::RunQueue) {
         Ok(line) => line.point,
         // A thread's run delay includes the time its cgroup was throttled.
-        Err(_) if !known.is_empty() && ctx.probe_absence("run_delay").is_none() => {
+        Err(_) if !known.is_empty() && ctx.recording.probe_absence(ProbeName::RunDelay).is_none() => {
             let delay = total(known.iter().map(|k| k.0));
             delay.saturating_sub(ctx.cgroup_increase(|c| c.throttled_ns).unwrap_or(0)) as f64 / 1e9
         }

@@ -49,13 +49,13 @@ fn by_price(ctx: &Context, faults: Option<f64>, show: ShellLine) -> Option<Judge
     }
     let system = ctx.increase(|t| t.system_ns)? as f64 / 1e9 / ctx.bill.cpu_s;
     let zero = ctx.price(ZERO_4K).map_or(touch.low, |z| z.high);
-    let dearest = ctx.price(TOUCH_4K_IDLE).map_or(touch.high, |p| p.high.max(touch.high));
+    let most_expensive = ctx.price(TOUCH_4K_IDLE).map_or(touch.high, |p| p.high.max(touch.high));
     let share = |ns_per_s: f64| (ns_per_s.max(0.0) / 1e9 / ctx.cpu_rate).min(system).clamp(0.0, 1.0);
     let case = |huge_ns_per_s: f64| {
         let share = Interval::new(
             share(faults * (touch.low - zero)),
             share(faults * touch.point),
-            share(faults * dearest + huge_ns_per_s),
+            share(faults * most_expensive + huge_ns_per_s),
         );
         Case {
             wall: Wall::FirstTouch,

@@ -7,6 +7,7 @@ use allocwall_model::catalogue::cost::CostClass;
 use allocwall_model::catalogue::prices::{LOAD_2M, LOAD_4K};
 use allocwall_model::catalogue::thresholds::{self, TLB_REACH_BYTES};
 use allocwall_model::catalogue::walls::Wall;
+use allocwall_model::recording::ProbeName;
 use allocwall_model::units::{Absence, Interval, Reason};
 
 /// An upper bound of the TLB's cost. It assumes that all of the application's time is dependent loads beyond the
@@ -104,7 +105,8 @@ pub fn numa(ctx: &Context) -> Vec<Judged> {
         (ctx.host_increase(|h| h.numa_remote), ctx.host_increase(|h| h.numa_local))
     else {
         let absence = ctx
-            .probe_absence("numa")
+            .recording
+            .probe_absence(ProbeName::Numa)
             .unwrap_or_else(|| {
                 Absence::new(Reason::NotFound, "the nodes' allocation counters could not be read")
             })

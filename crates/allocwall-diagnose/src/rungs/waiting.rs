@@ -6,6 +6,7 @@ use crate::judge::{Case, Judged};
 use crate::{Finding, ShellLine, Status, Whole};
 use allocwall_model::catalogue::cost::WaitClass;
 use allocwall_model::catalogue::walls::Wall;
+use allocwall_model::recording::ProbeName;
 use allocwall_model::units::{Absence, Interval, RUN_AS_ROOT, Reason};
 
 pub fn rung(ctx: &Context) -> Vec<Judged> {
@@ -16,7 +17,8 @@ fn waiting(ctx: &Context) -> Judged {
     let show = ShellLine::from(format!("pidstat -u -d -p {} 1 5", ctx.pid()));
     if !ctx.cpu_is_known() {
         let absence = ctx
-            .probe_absence("counters")
+            .recording
+            .probe_absence(ProbeName::Counters)
             .unwrap_or_else(|| Absence::new(Reason::Vanished, "the target's CPU time was never read"))
             .mend_if_none(&["use a longer window: -d 30"]);
         return Judged::not_measured(Wall::Waiting, Whole::WallTime, absence, show);
@@ -73,7 +75,7 @@ fn application_lock(ctx: &Context) -> Judged {
             return Judged::not_measured(WALL, Whole::ThreadTime, absence, show);
         }
     };
-    let unknown = ctx.untold_locks();
+    let unknown = ctx.unknown_part_of_locks();
     let known = waits.scaled(1.0 - unknown);
     // Futex waits of unknown purpose may be locks or idle pools. They widen the interval and leave the point.
     let elsewhere = ctx.unread_futex_s(|class| class != WaitClass::ApplicationLock);

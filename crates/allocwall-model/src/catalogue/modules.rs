@@ -1,5 +1,5 @@
-//! Which file has which role: libraries by name, statically linked allocators by symbol prefix, and the symbols that
-//! delimit malloc inside a C library.
+//! Which file has which role: libraries by name, linked allocators by their entry points and messages, and the symbols
+//! that delimit malloc inside a C library.
 
 use serde::{Deserialize, Serialize};
 
@@ -46,14 +46,27 @@ pub enum ModuleRole {
     Other,
 }
 
-/// Libraries by the start of their file name; the first match wins. No letter may follow the start, so that `libcurl` is
-/// not taken for libc, and `libpython-helper` not for an interpreter.
-const LIBRARIES: &[(&str, ModuleRole)] = &[
+/// A C library that the name of its file, or its soname, identifies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LibcKind {
+    Glibc,
+    Musl,
+}
+
+/// C libraries by the start of their file name; the first match wins. None: several C libraries use the name.
+const C_LIBRARIES: &[(&str, Option<LibcKind>)] = &[
     // musl has one file for loader and C library. It counts as C library, because it contains malloc.
-    ("ld-musl-", ModuleRole::Libc),
-    ("libc.musl-", ModuleRole::Libc),
-    ("libc.so", ModuleRole::Libc),
-    ("libc-2", ModuleRole::Libc),
+    ("ld-musl-", Some(LibcKind::Musl)),
+    ("libc.musl-", Some(LibcKind::Musl)),
+    ("libc.so.6", Some(LibcKind::Glibc)),
+    // The name of glibc's file before 2.34: `libc-2.31.so`.
+    ("libc-2", Some(LibcKind::Glibc)),
+    ("libc.so", None),
+];
+
+/// Other libraries in the same way. No letter may follow the start, so that `libcurl` is not taken for libc, and
+/// `libpython-helper` not for an interpreter.
+const LIBRARIES: &[(&str, ModuleRole)] = &[
     ("ld-linux", ModuleRole::Loader),
     ("ld.so", ModuleRole::Loader),
     ("ld64.so", ModuleRole::Loader),
@@ -83,12 +96,24 @@ fn ends_word(rest: &str, start: &str) -> bool {
     }
 }
 
-/// Role of a library by its file name or soname, without directories.
-pub fn role_of_library(file_name: &str) -> Option<ModuleRole> {
-    LIBRARIES
+fn by_start<T: Copy>(table: &[(&str, T)], file_name: &str) -> Option<T> {
+    table
         .iter()
         .find(|(start, _)| file_name.strip_prefix(start).is_some_and(|rest| ends_word(rest, start)))
-        .map(|&(_, role)| role)
+        .map(|&(_, found)| found)
+}
+
+/// Role of a library by its file name or soname, without directories.
+pub fn role_of_library(file_name: &str) -> Option<ModuleRole> {
+    match by_start(C_LIBRARIES, file_name) {
+        Some(_) => Some(ModuleRole::Libc),
+        None => by_start(LIBRARIES, file_name),
+    }
+}
+
+/// None if it is no C library, or if several C libraries use the name.
+pub fn libc_by_name(file_name: &str) -> Option<LibcKind> {
+    by_start(C_LIBRARIES, file_name).flatten()
 }
 
 /// The allocator that a library is, by the name of its file.
@@ -128,112 +153,6 @@ pub fn opaque_runtime(file_name: &str) -> Option<&'static OpaqueRuntime> {
             .strip_prefix(c.file)
             .is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_alphabetic()))
     })
-}
-
-/// Statically linked allocators by the start of their function names, both mangled (as in symbol tables) and demangled.
-/// The first match wins.
-const SYMBOL_PREFIXES: &[(&str, AllocatorKind)] = &[
-    ("_rjem_", AllocatorKind::Jemalloc),
-    ("rjem_", AllocatorKind::Jemalloc),
-    ("_rjem_je_", AllocatorKind::Jemalloc),
-    ("jemalloc_", AllocatorKind::Jemalloc),
-    ("je_", AllocatorKind::Jemalloc),
-    ("tc_", AllocatorKind::Tcmalloc),
-    ("tcmalloc::", AllocatorKind::Tcmalloc),
-    ("_ZN8tcmalloc", AllocatorKind::Tcmalloc),
-    ("_ZNK8tcmalloc", AllocatorKind::Tcmalloc),
-    ("TCMallocInternal", AllocatorKind::Tcmalloc),
-    ("mi_", AllocatorKind::Mimalloc),
-    ("_mi_", AllocatorKind::Mimalloc),
-    ("snmalloc::", AllocatorKind::Snmalloc),
-    ("_ZN8snmalloc", AllocatorKind::Snmalloc),
-    ("_ZNK8snmalloc", AllocatorKind::Snmalloc),
-    ("sn_malloc", AllocatorKind::Snmalloc),
-    ("sn_rust_", AllocatorKind::Snmalloc),
-    ("__sn_", AllocatorKind::Snmalloc),
-];
-
-/// `tc_` is also used for traffic control and `mi_` for machine interface: these prefixes count only before these stems.
-const SHORT_PREFIXES: &[(&str, &[&str])] = &[
-    (
-        "tc_",
-        &[
-            "malloc",
-            "free",
-            "calloc",
-            "realloc",
-            "memalign",
-            "new",
-            "delete",
-            "cfree",
-            "valloc",
-            "pvalloc",
-            "posix",
-            "version",
-            "mall",
-            "set_new_mode",
-            "aligned",
-        ],
-    ),
-    (
-        "mi_",
-        &[
-            "malloc",
-            "free",
-            "calloc",
-            "realloc",
-            "zalloc",
-            "new",
-            "heap",
-            "page",
-            "segment",
-            "arena",
-            "block",
-            "bin",
-            "find_page",
-            "thread",
-            "process",
-            "option",
-            "os_",
-            "stat",
-            "theap",
-            "tld",
-            "collect",
-            "usable",
-            "expand",
-            "memkind",
-            "bitmap",
-            "bchunk",
-            "try_new",
-            "recalloc",
-            "rezalloc",
-            "reallocf",
-            "reallocn",
-            "strdup",
-            "manage",
-            "unsafe",
-            "abandoned",
-            "prim",
-            "malloc_",
-            "version",
-            "is_",
-            "dupenv",
-            "posix",
-            "aligned",
-            "pages",
-        ],
-    ),
-];
-
-/// The statically linked allocator that a function belongs to. A match says whose code the function is; it does not say
-/// which allocator serves `malloc`.
-pub fn allocator_of_symbol(name: &str) -> Option<AllocatorKind> {
-    let &(prefix, kind) = SYMBOL_PREFIXES.iter().find(|(prefix, _)| name.starts_with(prefix))?;
-    let rest = &name[prefix.len()..];
-    match SHORT_PREFIXES.iter().find(|(short, _)| *short == prefix) {
-        Some((_, stems)) => stems.iter().any(|stem| rest.starts_with(stem)).then_some(kind),
-        None => Some(kind),
-    }
 }
 
 /// Entry points that prove that a file contains an allocator, by exact name.
@@ -429,9 +348,6 @@ mod tests {
     #[test]
     fn libraries_are_known_by_name_and_their_near_twins_are_not() {
         for (name, role) in [
-            ("libc.so.6", Some(ModuleRole::Libc)),
-            ("libc-2.31.so", Some(ModuleRole::Libc)),
-            ("ld-musl-x86_64.so.1", Some(ModuleRole::Libc)),
             ("ld-linux-x86-64.so.2", Some(ModuleRole::Loader)),
             ("libjemalloc.so.2", Some(ModuleRole::Allocator(AllocatorKind::Jemalloc))),
             ("libtcmalloc_minimal.so.4.5.10", Some(ModuleRole::Allocator(AllocatorKind::Tcmalloc))),
@@ -452,6 +368,21 @@ mod tests {
     }
 
     #[test]
+    fn c_libraries_are_known_by_name_and_their_near_twins_are_not() {
+        for (name, role, kind) in [
+            ("libc.so.6", Some(ModuleRole::Libc), Some(LibcKind::Glibc)),
+            ("libc-2.31.so", Some(ModuleRole::Libc), Some(LibcKind::Glibc)),
+            ("ld-musl-x86_64.so.1", Some(ModuleRole::Libc), Some(LibcKind::Musl)),
+            ("libc.musl-x86_64.so.1", Some(ModuleRole::Libc), Some(LibcKind::Musl)),
+            ("libc.so", Some(ModuleRole::Libc), None),
+            ("libmusl.so", None, None),
+            ("libcrypt.so.1", None, None),
+        ] {
+            assert_eq!((role_of_library(name), libc_by_name(name)), (role, kind), "{name}");
+        }
+    }
+
+    #[test]
     fn opaque_runtimes_are_known_by_name_and_their_near_twins_are_not() {
         for (name, runtime) in [
             ("libcoreclr.so", Some(".NET")),
@@ -466,26 +397,6 @@ mod tests {
             ("postgres", None),
         ] {
             assert_eq!(opaque_runtime(name).map(|c| c.name), runtime, "{name}");
-        }
-    }
-
-    #[test]
-    fn symbols_of_static_allocators_and_their_near_twins() {
-        for (name, kind) in [
-            ("je_arena_malloc_hard", Some(AllocatorKind::Jemalloc)),
-            ("_rjem_je_tcache_bin_flush_small", Some(AllocatorKind::Jemalloc)),
-            ("tcmalloc::ThreadCache::FetchFromCentralCache", Some(AllocatorKind::Tcmalloc)),
-            ("tc_malloc", Some(AllocatorKind::Tcmalloc)),
-            ("tc_qdisc_add", None),
-            ("_mi_page_malloc", Some(AllocatorKind::Mimalloc)),
-            ("mi_heap_malloc", Some(AllocatorKind::Mimalloc)),
-            ("mi_cmd_stack_list", None),
-            ("_ZN8snmalloc5alloc", Some(AllocatorKind::Snmalloc)),
-            ("jemallocish", None),
-            ("malloc", None),
-            ("", None),
-        ] {
-            assert_eq!(allocator_of_symbol(name), kind, "{name}");
         }
     }
 

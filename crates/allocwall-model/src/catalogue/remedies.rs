@@ -21,7 +21,7 @@ pub struct Remedy {
     pub needs: &'static [Need],
     pub restart: bool,
     pub how: How,
-    /// A note for `how`, with the same placeholders; empty if there is none.
+    /// A note for the reader of `how`, with the same placeholders; empty if there is none.
     pub note: &'static str,
     pub backfires: &'static str,
     pub undo: &'static str,
@@ -138,6 +138,18 @@ impl Library {
         }
     }
 
+    /// Name of its package: on Debian, or on Alpine for musl. None: no package, or part of every installation.
+    pub fn package(self, musl: bool) -> Option<&'static str> {
+        match self {
+            Library::Mimalloc if musl => Some("mimalloc2"),
+            _ if musl => None,
+            Library::Jemalloc => Some("libjemalloc2"),
+            Library::Tcmalloc | Library::TcmallocMinimal => Some("libtcmalloc-minimal4"),
+            Library::Mimalloc => Some("libmimalloc2.0"),
+            Library::Snmalloc | Library::Glibc => None,
+        }
+    }
+
     pub fn kind(self) -> AllocatorKind {
         match self {
             Library::Jemalloc => AllocatorKind::Jemalloc,
@@ -191,6 +203,17 @@ impl Remedy {
     /// Whether the remedy makes this change.
     pub fn applies(&self, change: Change) -> bool {
         self.start.is_some_and(|start| start.applied.contains(&change))
+    }
+
+    /// The package of the library that it preloads, with the distribution: `Debian: libjemalloc2`.
+    pub fn package(&self) -> Option<String> {
+        let musl = self.needs.contains(&Need::Musl);
+        let library = self.start?.applied.iter().find_map(|change| match change {
+            Change::Preload(library) => Some(*library),
+            _ => None,
+        })?;
+        let distribution = if musl { "Alpine" } else { "Debian" };
+        library.package(musl).map(|name| format!("{distribution}: {name}"))
     }
 
     /// Whether it is a command, not advice.
@@ -281,9 +304,10 @@ impl Remedy {
         in_general(&self.template())
     }
 
-    /// `note`, in the same way.
+    /// `note` in the same way, and the package to install.
     pub fn note_line(&self) -> String {
-        in_general(self.note)
+        let note = Some(in_general(self.note)).filter(|note| !note.is_empty());
+        note.into_iter().chain(self.package()).collect::<Vec<_>>().join("; ")
     }
 
     /// `undo`, in the same way.
@@ -378,9 +402,10 @@ pub enum Effect {
 pub enum Need {
     /// A dynamic loader that uses LD_PRELOAD: not for static binaries, Go programs or setuid programs.
     Preload,
-    /// The GNU C library as a shared library, this version or later.
+    /// The GNU C library as a shared library, this version or later. For a static program it is unknown: its version
+    /// can't be read.
     Glibc(u32, u32),
-    /// The GNU C library as a shared library, older than this version.
+    /// The GNU C library as a shared library, older than this version. For a static program it is unknown.
     GlibcBefore(u32, u32),
     Musl,
     /// This allocator serves malloc.
@@ -443,7 +468,7 @@ impl Need {
     }
 
     /// Whether the remedy can be applied without it, but then changes nothing or little.
-    pub fn is_for_use(self) -> bool {
+    pub fn only_makes_useful(self) -> bool {
         use Need::*;
         matches!(
             self,
@@ -464,7 +489,9 @@ impl Need {
         matches!(self, Need::ThpByAdvice | Need::ThpModeMadvise | Need::MoreThanOneNode)
     }
 
-    /// The end of a sentence: the remedy needs … (If [`is_for_use`](Need::is_for_use): the remedy is …)
+    /// The end of a sentence: `NAME needs …`, or `NAME is useful if …` if it
+    /// [`only_makes_useful`](Need::only_makes_useful). A refused trial continues the first one with
+    /// `, but PROGRAM …` (`Unmet::text` in `diagnose::needs`).
     pub fn text(self) -> String {
         let text = match self {
             Need::Preload => "a program that a preload reaches (not static, Go or setuid)",
@@ -473,7 +500,7 @@ impl Need {
             Need::Musl => "a program that is linked with musl",
             Need::Uses(kind) => return format!("a program that uses {}", kind.title()),
             Need::NotAlready(kind) => {
-                return format!("useful if the program does not use {} already", kind.title());
+                return format!("the program does not use {} already", kind.title());
             }
             Need::Cpython => "CPython",
             Need::CpythonAtLeast(minor) => return format!("CPython 3.{minor} or later, the default build"),
@@ -481,19 +508,19 @@ impl Need {
             Need::Jvm => "Java",
             Need::Go => "a Go program",
             Need::Node => "Node",
-            Need::NotJvm => "useful outside the Java heap, which does not use malloc",
-            Need::MallocMatters => "useful if malloc takes the time, not the runtime's own allocator",
+            Need::NotJvm => "the program is not Java: the Java heap does not use malloc",
+            Need::MallocMatters => "malloc takes the time, not the runtime's own allocator",
             Need::ThpByAdvice => "a machine with transparent huge pages in mode always or madvise",
-            Need::ThpModeMadvise => "useful if the mode of transparent huge pages is madvise",
-            Need::MoreThanOneThread => "useful with more than one thread",
-            Need::Unset(name) => return format!("useful if {name} is not set already"),
-            Need::ArenasLimited => "useful if a setting limits the number of arenas",
+            Need::ThpModeMadvise => "the mode of transparent huge pages is madvise",
+            Need::MoreThanOneThread => "the program has more than one thread",
+            Need::Unset(name) => return format!("{name} is not set already"),
+            Need::ArenasLimited => "a setting limits the number of arenas",
             Need::MmapThresholdBelow(bytes) => {
                 let mib = bytes >> 20;
-                return format!("useful if the mmap threshold is not already set to {mib} MiB or more");
+                return format!("the mmap threshold is not already set to {mib} MiB or more");
             }
             Need::MoreThanOneNode => "a machine with more than one NUMA node",
-            Need::Quota => "useful if the cgroup has a CPU quota",
+            Need::Quota => "the cgroup has a CPU quota",
         };
         text.to_owned()
     }
@@ -957,7 +984,7 @@ pub const TABLE: &[Remedy] = &[
         ],
         restart: true,
         how: How::Start(None),
-        note: "Debian: libjemalloc2",
+        note: "",
         backfires: PRELOAD_BACKFIRES,
         undo: PRELOAD_UNDO,
         moves: "lock waits and slow paths to per-thread caches, which hold more resident memory",
@@ -983,7 +1010,7 @@ pub const TABLE: &[Remedy] = &[
         ],
         restart: true,
         how: How::Start(None),
-        note: "Debian: libtcmalloc-minimal4",
+        note: "",
         backfires: PRELOAD_BACKFIRES,
         undo: PRELOAD_UNDO,
         moves: "lock waits and slow paths to per-thread caches, which hold more resident memory",
@@ -1009,7 +1036,7 @@ pub const TABLE: &[Remedy] = &[
         ],
         restart: true,
         how: How::Start(None),
-        note: "Debian: libmimalloc2.0",
+        note: "",
         backfires: PRELOAD_BACKFIRES,
         undo: PRELOAD_UNDO,
         moves: "lock waits and slow paths to per-thread heaps, which hold more resident memory",
@@ -1030,7 +1057,7 @@ pub const TABLE: &[Remedy] = &[
         needs: &[Need::Musl, Need::Preload, Need::NotAlready(AllocatorKind::Mimalloc), Need::MallocMatters],
         restart: true,
         how: How::Start(None),
-        note: "Alpine: mimalloc2",
+        note: "",
         backfires: PRELOAD_BACKFIRES,
         undo: PRELOAD_UNDO,
         moves: "waits for the lock of musl's allocator to per-thread heaps, which hold more resident memory",
@@ -1097,7 +1124,7 @@ pub const TABLE: &[Remedy] = &[
         title: "fewer arenas in glibc",
         kind: Kind::Process,
         walls: &[Wall::Retention, Wall::AddressSpaceLock],
-        acts_on: &[AddressSpaceLock],
+        acts_on: &[],
         effect: Effect::NotCpu("resident memory and the map calls of the arenas"),
         needs: &[
             Need::Glibc(2, 26),
@@ -1283,7 +1310,7 @@ pub const TABLE: &[Remedy] = &[
         needs: &[Need::Glibc(2, 17), Need::Preload],
         restart: true,
         how: How::Start(None),
-        note: "Debian: libtcmalloc-minimal4",
+        note: "",
         backfires: PRELOAD_BACKFIRES,
         undo: PRELOAD_UNDO,
         moves: "lock waits and slow paths to per-thread caches, which hold more resident memory",
@@ -1674,19 +1701,11 @@ mod tests {
     }
 
     #[test]
-    fn a_remedy_that_saves_cpu_names_its_lines() {
+    fn a_remedy_names_its_lines_if_and_only_if_it_saves_cpu_time() {
         for r in TABLE {
-            if !matches!(r.effect, Effect::NotCpu(_)) {
-                assert!(!r.acts_on.is_empty(), "{}", r.key);
-            }
+            let saves_cpu_time = !matches!(r.effect, Effect::NotCpu(_));
+            assert_eq!(!r.acts_on.is_empty(), saves_cpu_time, "{}", r.key);
             assert!(!r.acts_on.contains(&Application), "{}", r.key);
-        }
-    }
-
-    #[test]
-    fn needs_for_use_read_as_such() {
-        for need in TABLE.iter().flat_map(|r| r.needs) {
-            assert_eq!(need.text().starts_with("useful "), need.is_for_use(), "{need:?}");
         }
     }
 
@@ -1720,6 +1739,24 @@ mod tests {
             assert!(!starts || r.start.is_some(), "{}", r.key);
             assert!(!r.template().contains("{}"), "{}", r.key);
         }
+    }
+
+    #[test]
+    fn only_a_preload_has_a_package() {
+        for (key, package) in [
+            ("jemalloc", Some("Debian: libjemalloc2")),
+            ("tcmalloc", Some("Debian: libtcmalloc-minimal4")),
+            ("mimalloc", Some("Debian: libmimalloc2.0")),
+            ("mimalloc-musl", Some("Alpine: mimalloc2")),
+            ("snmalloc", None),
+            ("glibc", None),
+            ("gogc", None),
+            ("pool", None),
+        ] {
+            assert_eq!(find(key).unwrap().package().as_deref(), package, "{key}");
+        }
+        assert_eq!(find("jemalloc").unwrap().note_line(), "Debian: libjemalloc2");
+        assert_eq!(find("gogc").unwrap().note_line(), "also set GOMEMLIMIT to 90 % of the memory limit");
     }
 
     #[test]

@@ -772,7 +772,8 @@ pub const USER: &[(Scope, &str, UserRole)] = &[
     (Scope::Libc, "alloc_group", UserRole::Allocator),
     (Scope::Libc, "nontrivial_free", UserRole::Allocator),
 
-    // Statically linked allocators. MyISAM also uses the prefix `mi_`, and TokyoCabinet `tc_`, so the patterns are longer.
+    // Statically linked allocators. MyISAM (storage/myisam/myisamdef.h) also uses the prefixes `mi_` and `_mi_`, iproute2 and
+    // MariaDB's table cache `tc_`, so the patterns are longer.
     (Scope::Any, "je_*", UserRole::Allocator),
     (Scope::Any, "_rjem_*", UserRole::Allocator),
     (Scope::Any, "jemalloc_*", UserRole::Allocator),
@@ -780,6 +781,13 @@ pub const USER: &[(Scope, &str, UserRole)] = &[
     (Scope::Any, "mi_zalloc*", UserRole::Allocator),
     (Scope::Any, "mi_calloc*", UserRole::Allocator),
     (Scope::Any, "mi_realloc*", UserRole::Allocator),
+    (Scope::Any, "mi_recalloc*", UserRole::Allocator),
+    (Scope::Any, "mi_rezalloc*", UserRole::Allocator),
+    (Scope::Any, "mi_expand", UserRole::Allocator),
+    (Scope::Any, "mi_memalign*", UserRole::Allocator),
+    (Scope::Any, "mi_posix_memalign", UserRole::Allocator),
+    (Scope::Any, "mi_aligned_*", UserRole::Allocator),
+    (Scope::Any, "mi_try_new*", UserRole::Allocator),
     (Scope::Any, "mi_free*", UserRole::Allocator),
     (Scope::Any, "mi_new*", UserRole::Allocator),
     (Scope::Any, "mi_heap_*", UserRole::Allocator),
@@ -791,7 +799,39 @@ pub const USER: &[(Scope, &str, UserRole)] = &[
     (Scope::Any, "mi_bchunk_*", UserRole::Allocator),
     (Scope::Any, "mi_find_page", UserRole::Allocator),
     (Scope::Any, "mi_usable_size", UserRole::Allocator),
-    (Scope::Any, "_mi_*", UserRole::Allocator),
+    (Scope::Any, "mi_block_*", UserRole::Allocator),
+    (Scope::Any, "mi_os_*", UserRole::Allocator),
+    (Scope::Any, "mi_abandoned_*", UserRole::Allocator),
+    (Scope::Any, "mi_collect", UserRole::Allocator),
+    (Scope::Any, "_mi_abandoned*", UserRole::Allocator),
+    (Scope::Any, "_mi_align_*", UserRole::Allocator),
+    (Scope::Any, "_mi_arena*", UserRole::Allocator),
+    // Not `_mi_bin_search` of MyISAM.
+    (Scope::Any, "_mi_bin", UserRole::Allocator),
+    (Scope::Any, "_mi_bin_size", UserRole::Allocator),
+    (Scope::Any, "_mi_bitmap*", UserRole::Allocator),
+    (Scope::Any, "_mi_clock_*", UserRole::Allocator),
+    (Scope::Any, "_mi_commit*", UserRole::Allocator),
+    (Scope::Any, "_mi_deferred_free", UserRole::Allocator),
+    (Scope::Any, "_mi_free*", UserRole::Allocator),
+    (Scope::Any, "_mi_heap*", UserRole::Allocator),
+    (Scope::Any, "_mi_is_*", UserRole::Allocator),
+    (Scope::Any, "_mi_malloc*", UserRole::Allocator),
+    (Scope::Any, "_mi_mem*", UserRole::Allocator),
+    (Scope::Any, "_mi_meta*", UserRole::Allocator),
+    (Scope::Any, "_mi_os*", UserRole::Allocator),
+    (Scope::Any, "_mi_padding*", UserRole::Allocator),
+    (Scope::Any, "_mi_page*", UserRole::Allocator),
+    (Scope::Any, "_mi_prim_*", UserRole::Allocator),
+    (Scope::Any, "_mi_ptr_*", UserRole::Allocator),
+    (Scope::Any, "_mi_random_*", UserRole::Allocator),
+    (Scope::Any, "_mi_segment*", UserRole::Allocator),
+    (Scope::Any, "_mi_stat_*", UserRole::Allocator),
+    (Scope::Any, "_mi_stats_*", UserRole::Allocator),
+    (Scope::Any, "_mi_subproc*", UserRole::Allocator),
+    (Scope::Any, "_mi_theap*", UserRole::Allocator),
+    (Scope::Any, "_mi_thread*", UserRole::Allocator),
+    (Scope::Any, "_mi_usable_size", UserRole::Allocator),
     (Scope::Any, "tc_malloc*", UserRole::Allocator),
     (Scope::Any, "tc_free*", UserRole::Allocator),
     (Scope::Any, "tc_new*", UserRole::Allocator),
@@ -1032,6 +1072,28 @@ mod tests {
             if let Some((_, earlier, _)) = taken {
                 panic!("{pattern} is never reached: {earlier} matches first");
             }
+        }
+    }
+
+    #[test]
+    fn functions_of_static_allocators_and_their_near_twins() {
+        for function in [
+            "je_arena_malloc_hard",
+            "_rjem_je_tcache_bin_flush_small",
+            "tcmalloc::ThreadCache::FetchFromCentralCache(unsigned int, int)",
+            "tc_malloc",
+            "_mi_page_malloc",
+            "_mi_bin",
+            "mi_heap_malloc",
+            "mi_block_zero_init",
+            "snmalloc::LocalAllocator::alloc",
+        ] {
+            assert_eq!(user_role(function, Scope::Any), Some(UserRole::Allocator), "{function}");
+        }
+        for function in
+            ["tc_qdisc_modify", "tc_release_table", "mi_rkey", "_mi_bin_search", "_mi_new", "jemallocish"]
+        {
+            assert_eq!(user_role(function, Scope::Any), None, "{function}");
         }
     }
 

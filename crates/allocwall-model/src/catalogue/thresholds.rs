@@ -112,7 +112,7 @@ pub const TABLE: [Threshold; 15] = [
         contributor: 0.05,
         wall_from: 0.15,
         floor: Floor::PerSecond(0.05),
-        source: "report on invisible overheads: with 18 % of CPU time in faults and zeroing, p99 latency was 6 to 31 ms",
+        source: "our choice: 18 % of CPU time in faults and zeroing was seen with a p99 latency of 6 to 31 ms",
     },
     Threshold {
         wall: Wall::MapChurn,
@@ -126,7 +126,7 @@ pub const TABLE: [Threshold; 15] = [
         contributor: 0.05,
         wall_from: 0.15,
         floor: Floor::PerSecond(0.05),
-        source: "report on invisible overheads: 31 % of CPU time in down_write was the wall; half of this halves the scaling",
+        source: "our choice: with 31 % of CPU time in down_write a program stopped scaling; half of this halves the scaling",
     },
     Threshold {
         wall: Wall::Tlb,
@@ -140,7 +140,7 @@ pub const TABLE: [Threshold; 15] = [
         contributor: 0.05,
         wall_from: UNREACHABLE,
         floor: Floor::None,
-        source: "report on invisible overheads: 5 % remote accesses; never a wall, because the counters cover the whole machine",
+        source: "our choice; never a wall, because the counters cover the whole machine",
     },
     Threshold {
         wall: Wall::CallRate,
@@ -161,7 +161,7 @@ pub const TABLE: [Threshold; 15] = [
         contributor: 0.05,
         wall_from: 0.10,
         floor: Floor::PerSecond(0.05),
-        source: "report on the allocator wall: 30 % lock waits where throughput stops growing; waiting does no work, so a third of this",
+        source: "our choice: throughput stops growing at about 30 % of time in lock waits; waiting does no work, so a third of this",
     },
     Threshold {
         wall: Wall::Retention,

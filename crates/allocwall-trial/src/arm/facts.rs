@@ -1,7 +1,6 @@
 //! Facts that are known before a command runs: the programs that it executes, and the resources of this machine.
 
 use super::Refusal;
-use allocwall_diagnose::remedies::version_of;
 use allocwall_host::facts::Machine;
 use allocwall_host::installed::{self, BundledLibrary, InstalledAllocator};
 use allocwall_host::program::RaisedRights;
@@ -10,7 +9,7 @@ use allocwall_host::tunables::{self, Tunable};
 use allocwall_host::{file, program, site_packages};
 use allocwall_measure::target::{Components, FileView, view_program};
 use allocwall_model::catalogue::modules::AllocatorKind;
-use allocwall_model::recording::{Libc, Linkage, Runtime};
+use allocwall_model::recording::{Libc, Linkage, Runtime, version_of};
 use allocwall_model::units::{Absence, Measured, Reason};
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};

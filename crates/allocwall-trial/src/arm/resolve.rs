@@ -2,20 +2,24 @@
 
 use super::facts::{Inventory, Program, TargetFacts};
 use super::{Arm, Part, Refusal, Setting, Source, contradictions, pages_of, refuse, setting};
-use allocwall_diagnose::needs::{Answer, Facts, Unmet};
-use allocwall_diagnose::remedies::{merged, quoted, version_of};
+use allocwall_diagnose::needs::{Facts, NeedState, Unmet};
+use allocwall_host::file;
 use allocwall_host::tunables::parse_size;
-use allocwall_measure::target::{FileView, LibcKind, view_file};
-use allocwall_model::catalogue::modules::{AllocatorKind, JEMALLOC_CONF, allocator_by_name};
+use allocwall_measure::target::{FileView, view_file};
+use allocwall_model::catalogue::modules::{
+    AllocatorKind, JEMALLOC_CONF, LibcKind, allocator_by_name, libc_by_name,
+};
 use allocwall_model::catalogue::nearest::hint;
 use allocwall_model::catalogue::remedies::{
     ARENA_HOOK, ARENA_HOOK_FILES, ARENA_HOOK_ON, Change, Effect, Library, Need, Pages, Remedy, TABLE,
 };
 use allocwall_model::catalogue::tunables;
-use allocwall_model::recording::{Libc, Runtime};
+use allocwall_model::recording::{Libc, Runtime, version_of};
+use allocwall_model::shell::{merged, quoted};
 use allocwall_model::units::{Absence, Measured, Reason};
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -67,7 +71,7 @@ impl Arm {
         };
         for part in &self.parts {
             // The other needs only make a remedy useful, and the diagnosis judges that.
-            for need in part.remedy.needs.iter().filter(|need| !need.is_for_use()) {
+            for need in part.remedy.needs.iter().filter(|need| !need.only_makes_useful()) {
                 self.require(*need, &part.text, inventory, facts)?;
             }
             python_has_mimalloc(part, facts)?;
@@ -165,11 +169,15 @@ impl Arm {
         facts: &TargetFacts,
     ) -> Result<(), Refusal> {
         let known = self.known(inventory, facts);
-        let unmet = match known.answer(need) {
-            Answer::Met => return Ok(()),
-            Answer::Unknown(absence) if need.is_of_machine() => return refuse(format!("{text}: {absence}")),
-            Answer::Unknown(_) => return Ok(()),
-            Answer::NotMet(unmet) => unmet,
+        let unmet = match known.judge(need) {
+            NeedState::Met => return Ok(()),
+            // Raised rights matter only if the arm sets a variable: see `environment_arrives`.
+            NeedState::NotMet(Unmet::SecureExec) => return Ok(()),
+            NeedState::Unknown(absence) if need.is_of_machine() => {
+                return refuse(format!("{text}: {absence}"));
+            }
+            NeedState::Unknown(_) => return Ok(()),
+            NeedState::NotMet(unmet) => unmet,
         };
         let what = match facts.last() {
             Some(program) if !need.is_of_machine() => program.name(),
@@ -185,7 +193,7 @@ impl Arm {
                 let name = preload.map_or("NAME", |remedy| remedy.key);
                 format!(": add the allocator to the arm, for example {name}+{text}")
             }
-            (Need::ThpByAdvice, Unmet::ThpMode(_)) => {
+            (Need::ThpByAdvice, Unmet::ThpNever) => {
                 ": run, as root, echo madvise > /sys/kernel/mm/transparent_hugepage/enabled".to_owned()
             }
             (Need::CpythonAtLeast(_), Unmet::Runtime(Runtime::Cpython { free_threaded: true, .. })) => {
@@ -385,9 +393,16 @@ impl Work<'_> {
 
     /// Makes glibc serve malloc: preloads the C library if another library would serve malloc.
     fn glibc(&mut self, text: &str) -> Result<(), Refusal> {
-        let Ok(Libc::Glibc { .. }) = &self.program.libc else {
-            return refuse(format!("{text}: {} is not linked with glibc", self.program.name()));
-        };
+        match &self.program.libc {
+            Ok(Libc::Glibc { .. }) => {}
+            Ok(_) => return refuse(format!("{text}: {} is not linked with glibc", self.program.name())),
+            Err(absence) => {
+                return refuse(format!(
+                    "{text}: the C library of {} is unknown: {absence}",
+                    self.program.name()
+                ));
+            }
+        }
         self.drop_preloaded = !preloaded_allocators(self.facts).is_empty();
         if let Ok((AllocatorKind::Glibc, Some(libc))) = &self.program.allocator
             && self.facts.beyond.is_none()
@@ -458,8 +473,7 @@ impl Work<'_> {
             return refuse(format!("{text}: {why}"));
         }
         let package = remedy
-            .map(|remedy| remedy.note)
-            .filter(|note| !note.is_empty())
+            .and_then(Remedy::package)
             .map_or_else(String::new, |package| format!("install it ({package}), or "));
         let lacks = match source {
             Source::Bundled => "this build does not include the library",
@@ -477,13 +491,9 @@ impl Work<'_> {
         if path.as_os_str().as_bytes().iter().any(|b| matches!(b, b' ' | b':')) {
             return Err(format!("LD_PRELOAD can't hold a path with a blank or a colon: {shown}"));
         }
-        let view = view_file(path).map_err(|absence| {
-            if absence.detail.contains(&*path.to_string_lossy()) {
-                absence.detail
-            } else {
-                format!("{shown}: {absence}")
-            }
-        })?;
+        // An error of the open names the file, an error of its contents does not.
+        File::open(path).map_err(|error| file::absence_of(path, &error).to_string())?;
+        let view = view_file(path).map_err(|absence| format!("{shown}: {absence}"))?;
         let program = &self.program.view;
         if (view.machine, view.is_64) != (program.machine, program.is_64) {
             return Err(format!(
@@ -493,7 +503,7 @@ impl Work<'_> {
                 machine_name(program.machine)
             ));
         }
-        let needs = view.needed.iter().find_map(|needed| LibcKind::by_name(needed));
+        let needs = view.needed.iter().find_map(|needed| libc_by_name(needed));
         let name = self.program.name();
         match (&self.program.libc, needs) {
             (Ok(Libc::Musl { .. }), Some(LibcKind::Glibc)) => {
@@ -800,10 +810,10 @@ impl Work<'_> {
         for program in &self.facts.programs {
             if let Some(raised) = program.raised {
                 return refuse(format!(
-                    "{text} sets {}, but {} has {} rights, so its loader ignores such variables",
+                    "{text} sets {}, but {} has {}, so its loader ignores such variables",
                     first.to_string_lossy(),
                     program.path.display(),
-                    raised.key()
+                    raised.text()
                 ));
             }
         }

@@ -435,6 +435,19 @@ fn an_arm_that_cannot_apply_is_refused_and_its_near_twin_is_not() {
     };
     let never = || machine(|i| i.thp = Ok("never".into()));
     let raised = || with_program(|p| p.raised = Some(RaisedRights::SetUser));
+    let raised_with_jemalloc = || {
+        with_program(|p| {
+            p.raised = Some(RaisedRights::SetUser);
+            p.allocator = Ok((AllocatorKind::Jemalloc, Some("/lib/libjemalloc.so.2".into())));
+        })
+    };
+    let capable = || with_program(|p| p.raised = Some(RaisedRights::Capabilities));
+    let unknown_libc = || {
+        with_program(|p| {
+            p.libc = Err(Absence::new(Reason::NotFound, "/opt/libc.so.6: No such file or directory"));
+            p.libc_file = None;
+        })
+    };
     let old = || with_program(|p| p.libc = Ok(Libc::Glibc { version: "2.31".into() }));
     let python = |version: &str| {
         let version = version.to_owned();
@@ -451,7 +464,15 @@ fn an_arm_that_cannot_apply_is_refused_and_its_near_twin_is_not() {
         ("glibc:arena_max=2", on(fixed()), "statically linked"),
         ("glibc:arena_max=2", on(raised()), "setuid"),
         ("env:A=b", on(raised()), "setuid"),
+        ("env:A=b", on(capable()), "/usr/bin/service has file capabilities, so its loader"),
+        (
+            "glibc",
+            on(raised_with_jemalloc()),
+            "glibc sets LD_PRELOAD, but /usr/bin/service has setuid rights, so its loader",
+        ),
+        ("glibc", on(unknown_libc()), "the C library of service is unknown: /opt/libc.so.6"),
         ("thp", never(), "mode never"),
+        ("thp", machine(|i| i.thp = Ok("defer".into())), "unknown mode of transparent huge pages"),
         ("glibc-hugetlb", never(), "mode never"),
         ("glibc:hugetlb=1", never(), "mode never"),
         ("hugetlb", machine(|_| {}), "no reserved huge page"),
@@ -466,7 +487,7 @@ fn an_arm_that_cannot_apply_is_refused_and_its_near_twin_is_not() {
         ("cpus=1", machine(|i| i.allowed_cpus = Ok(vec![0])), "may not use CPU 1"),
         ("nodes=3", on(facts()), "no NUMA node 3"),
         ("numa-bind", on(facts()), "needs a machine with more than one NUMA node"),
-        ("gogc", on(facts()), "env:GOGC=VALUE"),
+        ("gogc", on(facts()), "Python, Java, Go nor Node; to set the variable anyway, use env:GOGC=VALUE"),
         ("jvm-heap=1G", on(python("3.12.1")), "is CPython"),
         ("pythonmalloc=mimalloc", on(python("3.12.1")), "3.13"),
         ("cpython-mimalloc-huge", on(python("3.12.1")), "3.13"),
@@ -491,6 +512,8 @@ fn an_arm_that_cannot_apply_is_refused_and_its_near_twin_is_not() {
         ("glibc-keep-memory", facts()),
         ("glibc-keep-memory-32m", old()),
         ("cpus=0", raised()),
+        // It uses glibc's malloc already, so nothing is set.
+        ("glibc", raised()),
         ("cpus=0,1", musl()),
         ("env:A=b", fixed()),
         ("env:GOGC=200", facts()),
@@ -619,6 +642,17 @@ fn real_programs_are_recognised() {
         let facts = real(&[su, "--help"]);
         assert_eq!(facts.certain().unwrap().raised, Some(RaisedRights::SetUser));
         assert!(resolve("env:A=b", &live(), &facts).unwrap_err().0.contains("setuid"));
+        // A program that uses glibc's malloc is started without a change.
+        assert!(resolve("glibc", &live(), &facts).unwrap().env.is_empty());
+        // Any library with a malloc takes the place of jemalloc's here.
+        let libc = facts.certain().unwrap().libc_file.clone().unwrap();
+        let arm = format!("jemalloc@{}", libc.display());
+        assert_eq!(
+            resolve(&arm, &live(), &facts).unwrap_err().0,
+            format!(
+                "{arm} sets LD_PRELOAD, but {su} has setuid rights, so its loader ignores such variables"
+            )
+        );
     }
 }
 

@@ -54,8 +54,9 @@ const UNITS: &[(&str, f64, Unit)] = &[
 const TAIL_LINES: usize = 3;
 const TAIL_CHARS: usize = 200;
 
+/// A figure that a command prints, and where it is in the output.
 #[derive(Clone, Debug)]
-pub struct Metric {
+pub struct Figure {
     pub name: String,
     pub better: Better,
     pattern: Pattern,
@@ -76,7 +77,7 @@ enum Step {
     Index(i64),
 }
 
-impl Metric {
+impl Figure {
     /// # Errors
     /// `Refused`: not of the form above, an expression that doesn't compile or has no group, or an invalid path.
     pub fn parse(text: &str) -> Result<Self> {
@@ -100,7 +101,7 @@ impl Metric {
         } else {
             Pattern::Expression(expression(written).map_err(wrong)?)
         };
-        Ok(Metric { name: name.to_string(), better, pattern, written: written.to_string() })
+        Ok(Figure { name: name.to_string(), better, pattern, written: written.to_string() })
     }
 
     /// The figure in the output of one run.
@@ -317,16 +318,16 @@ mod tests {
     use super::*;
 
     fn read(metric: &str, output: &str) -> Measured<(f64, Unit)> {
-        Metric::parse(metric).unwrap().read(output).map(|reading| (reading.value, reading.unit))
+        Figure::parse(metric).unwrap().read(output).map(|reading| (reading.value, reading.unit))
     }
 
     fn refusal(metric: &str) -> String {
-        Metric::parse(metric).unwrap_err().to_string()
+        Figure::parse(metric).unwrap_err().to_string()
     }
 
     #[test]
     fn a_figure_is_read_with_its_name_and_direction() {
-        let reading = Metric::parse(r"rate:higher=([\d,]+) rows/s").unwrap().read("12,345 rows/s\n").unwrap();
+        let reading = Figure::parse(r"rate:higher=([\d,]+) rows/s").unwrap().read("12,345 rows/s\n").unwrap();
         assert_eq!(reading, Reading::new("rate", 12_345.0, Unit::Plain, Better::Higher));
     }
 

@@ -44,7 +44,7 @@ const LAG_SHARE: f64 = 0.5;
 /// At most this many due requests are sent before responses are read again.
 const BURST: usize = 64;
 /// Limit for one machine: a higher rate is a typing error and would fill memory with waiting requests.
-const HIGHEST_RATE: f64 = 1e6;
+pub const HIGHEST_RATE: f64 = 1e6;
 const MOST_CONNECTIONS: usize = 10_000;
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
@@ -74,7 +74,9 @@ impl Plan {
         }
     }
 
-    fn check(&self) -> Result<()> {
+    /// # Errors
+    /// `Refused`: a value is outside its range. [`run`] checks this too; an earlier check saves the start of a server.
+    pub fn check(&self) -> Result<()> {
         let wrong = |text: &str| Err(Error::Refused(text.to_string()));
         if !(self.rate_per_s > 0.0 && self.rate_per_s <= HIGHEST_RATE) {
             return wrong(&format!(
@@ -86,7 +88,7 @@ impl Plan {
             return wrong("the window and the timeout of a load must be longer than 0 s");
         }
         if self.warm_up > LONGEST || self.window > LONGEST || self.timeout > LONGEST {
-            return wrong("the warm-up, the window and the timeout of a load must be at most one day");
+            return wrong("a load must take at most one day; so must its warm-up and its timeout");
         }
         if !(1..=MOST_CONNECTIONS).contains(&self.connections) {
             return wrong(&format!("{} connections; use 1 to {MOST_CONNECTIONS}", self.connections));
@@ -873,6 +875,7 @@ mod tests {
             plan(1e9),
             Plan { window: Duration::ZERO, ..plan(1.0) },
             Plan { timeout: Duration::MAX, ..plan(1.0) },
+            Plan { window: second * (48 * 3600), ..plan(1.0) },
             Plan { connections: 0, ..plan(1.0) },
             Plan { connections: 1_000_000, window: second, ..plan(1.0) },
         ] {

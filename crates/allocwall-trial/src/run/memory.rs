@@ -28,7 +28,7 @@ const WALK_NS: u64 = 100_000;
 
 /// One sample of the tree: sums over its processes. If n processes share a page, `rss` counts it n times and `pss` once.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Look {
+pub struct MemorySample {
     /// Since the command's start.
     pub at_ns: u64,
     pub processes: u32,
@@ -49,7 +49,7 @@ pub struct Walked {
 /// The samples, and the kernel's peak of a single process.
 #[derive(Clone, Debug, Default)]
 pub struct Series {
-    pub looks: Vec<Look>,
+    pub samples: Vec<MemorySample>,
     /// Largest sampled VmHWM of one process.
     pub largest_peak_bytes: u64,
 }
@@ -78,7 +78,7 @@ impl Watch {
         let series = Arc::new(Mutex::new(Series::default()));
         let (stop, stopped) = channel();
         let shared = Arc::clone(&series);
-        let thread = Builder::new().spawn(move || look_until(&stopped, tree, &shared))?;
+        let thread = Builder::new().spawn(move || sample_until(&stopped, tree, &shared))?;
         Ok(Watch { series, stop: Some(stop), thread: Some(thread) })
     }
 
@@ -104,26 +104,26 @@ fn lock(series: &Mutex<Series>) -> MutexGuard<'_, Series> {
     series.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn look_until(stopped: &Receiver<()>, tree: Tree, series: &Mutex<Series>) {
+fn sample_until(stopped: &Receiver<()>, tree: Tree, series: &Mutex<Series>) {
     let proc = ProcFs::live();
     let mut pace = Pace::new();
     let mut wait = FIRST_NS;
     while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(Duration::from_nanos(wait)) {
         let begun = monotonic_ns();
-        if let Some((look, peak)) = look(&proc, tree, &mut pace) {
+        if let Some((sample, peak)) = sample(&proc, tree, &mut pace) {
             let mut series = lock(series);
             series.largest_peak_bytes = series.largest_peak_bytes.max(peak);
-            series.looks.push(look);
+            series.samples.push(sample);
         }
         wait = pace.next_ns(monotonic_ns() - begun);
     }
 }
 
 /// One sample, with the largest peak of a single process. None if the command has ended.
-fn look(proc: &ProcFs, tree: Tree, pace: &mut Pace) -> Option<(Look, u64)> {
+fn sample(proc: &ProcFs, tree: Tree, pace: &mut Pace) -> Option<(MemorySample, u64)> {
     let at = monotonic_ns();
     let mut pids = proc.descendants(tree.keeper).unwrap_or_default();
-    let mut found = Look {
+    let mut found = MemorySample {
         at_ns: at.saturating_sub(tree.start_ns),
         processes: 0,
         rss_bytes: 0,
@@ -232,19 +232,22 @@ impl Series {
                 format!("the command ended before the first memory sample at {} ms", FIRST_NS / 1_000_000),
             )
         };
-        let seen = self.looks.iter().map(|look| look.rss_bytes).max();
+        let seen = self.samples.iter().map(|sample| sample.rss_bytes).max();
         // The sum over the tree may have been higher between two samples. The kernel's peak of one process is exact.
         let kept = largest_process.as_ref().ok().copied().into_iter();
         let peak =
             kept.chain(seen).chain((self.largest_peak_bytes > 0).then_some(self.largest_peak_bytes)).max();
-        let pss = |look: &Look| look.walked.as_ref().map(|walked| walked.pss_bytes).map_err(Clone::clone);
+        let pss = |sample: &MemorySample| {
+            sample.walked.as_ref().map(|walked| walked.pss_bytes).map_err(Clone::clone)
+        };
         // Use the reason of the last sample.
-        let no_pss = || self.looks.last().map_or_else(unseen, |look| pss(look).err().unwrap_or_else(unseen));
-        let all_pss = || self.looks.iter().filter_map(|look| pss(look).ok());
+        let no_pss =
+            || self.samples.last().map_or_else(unseen, |sample| pss(sample).err().unwrap_or_else(unseen));
+        let all_pss = || self.samples.iter().filter_map(|sample| pss(sample).ok());
         Summary {
             peak_rss_bytes: peak.ok_or_else(|| largest_process.err().unwrap_or_else(unseen)),
             peak_pss_bytes: all_pss().max().ok_or_else(no_pss),
-            final_rss_bytes: self.looks.last().map(|look| look.rss_bytes).ok_or_else(unseen),
+            final_rss_bytes: self.samples.last().map(|sample| sample.rss_bytes).ok_or_else(unseen),
             final_pss_bytes: all_pss().next_back().ok_or_else(no_pss),
         }
     }
@@ -256,8 +259,8 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn look_at(ms: u64, rss_bytes: u64, pss_bytes: Measured<u64>) -> Look {
-        Look {
+    fn sample_at(ms: u64, rss_bytes: u64, pss_bytes: Measured<u64>) -> MemorySample {
+        MemorySample {
             at_ns: ms * 1_000_000,
             processes: 1,
             rss_bytes,
@@ -319,17 +322,17 @@ mod tests {
     #[test]
     fn peaks_and_ends() {
         let series = Series {
-            looks: vec![
-                look_at(20, 100, Ok(90)),
-                look_at(45, 300, Ok(250)),
-                look_at(80, 200, Err(too_costly())),
+            samples: vec![
+                sample_at(20, 100, Ok(90)),
+                sample_at(45, 300, Ok(250)),
+                sample_at(80, 200, Err(too_costly())),
             ],
             largest_peak_bytes: 310,
         };
-        let told = series.summary(Ok(320));
-        assert_eq!(told.peak_rss_bytes, Ok(320));
-        assert_eq!(told.peak_pss_bytes, Ok(250));
-        assert_eq!((told.final_rss_bytes, told.final_pss_bytes), (Ok(200), Ok(250)));
+        let summary = series.summary(Ok(320));
+        assert_eq!(summary.peak_rss_bytes, Ok(320));
+        assert_eq!(summary.peak_pss_bytes, Ok(250));
+        assert_eq!((summary.final_rss_bytes, summary.final_pss_bytes), (Ok(200), Ok(250)));
         // The kernel's peak is that of one process; the sum of several may be higher.
         assert_eq!(series.summary(Ok(120)).peak_rss_bytes, Ok(310));
         assert_eq!(series.summary(Err(too_little())).peak_rss_bytes, Ok(310));
@@ -343,10 +346,10 @@ mod tests {
         {
             assert_eq!(absent.unwrap_err().reason, Reason::TooLittle);
         }
-        let unwalked = Series { looks: vec![look_at(20, 100, Err(too_costly()))], largest_peak_bytes: 0 };
-        let told = unwalked.summary(Ok(100));
-        assert_eq!(told.final_rss_bytes, Ok(100));
-        assert_eq!(told.peak_pss_bytes.unwrap_err().reason, Reason::TooCostly);
-        assert_eq!(told.final_pss_bytes.unwrap_err().reason, Reason::TooCostly);
+        let unwalked = Series { samples: vec![sample_at(20, 100, Err(too_costly()))], largest_peak_bytes: 0 };
+        let summary = unwalked.summary(Ok(100));
+        assert_eq!(summary.final_rss_bytes, Ok(100));
+        assert_eq!(summary.peak_pss_bytes.unwrap_err().reason, Reason::TooCostly);
+        assert_eq!(summary.final_pss_bytes.unwrap_err().reason, Reason::TooCostly);
     }
 }

@@ -163,7 +163,7 @@ mod tests {
         assert_eq!(
             mends,
             [
-                "--> sudo sysctl kernel.perf_event_paranoid=1 (on the host)",
+                "--> sudo sysctl kernel.perf_event_paranoid=1  # on the host",
                 "or run allocwall as root",
                 "--> same as for kernel stacks",
             ]

@@ -1,11 +1,11 @@
 //! `allocwall diagnose`: bill, ladder, verdict and remedies for a process, a command or a recording.
 
-use crate::commands::report::{Diagnosis, Format};
 use crate::commands::shared::arms;
+use crate::commands::shared::diagnosis::{Diagnosis, Format, readers};
 use crate::commands::shared::options::parse_time;
 use crate::commands::shared::signals::{USAGE, catch_signals};
 use crate::commands::shared::state::new_state_file;
-use crate::commands::{read, trial};
+use crate::commands::trial;
 use crate::printer::Printer;
 use allocwall_host::launch;
 use allocwall_measure::calibrate;
@@ -183,7 +183,7 @@ fn record_now(args: &Args, guard: Option<&Guard>, printer: &Printer) -> anyhow::
         closely: false,
         output,
         prices: calibrate::cached(),
-        readers: read::ourselves(),
+        readers: readers(),
         interrupted: &interrupted,
         progress: &mut |part| bar.set(part),
     };

@@ -94,6 +94,7 @@ const LABELS: &[(&str, &str)] = &[
     ("usage", "usage"),
     ("about", "what it is"),
     ("where", "needs"),
+    ("useful_if", "useful if"),
     ("applied", "applied by"),
     ("found", "found here"),
     ("range", "range here"),
@@ -192,8 +193,12 @@ fn remedy_page(remedy: &Remedy, printer: &Printer) -> Page {
             },
         ),
     }
-    let needs: Vec<String> = remedy.needs.iter().map(|need| need.text()).collect();
-    add("where", needs.join("; "));
+    let needs = |only_makes_useful: bool| {
+        let needs = remedy.needs.iter().filter(|need| need.only_makes_useful() == only_makes_useful);
+        needs.map(|need| need.text()).collect::<Vec<_>>().join("; ")
+    };
+    add("where", needs(false));
+    add("useful_if", needs(true));
     // glibc's malloc belongs to the program itself; there is no library to find.
     if let Some(kind) = preloaded.filter(|kind| *kind != AllocatorKind::Glibc) {
         let found: Vec<String> = list::found(&arms::inventory(printer))
@@ -404,6 +409,22 @@ mod tests {
                 assert!(
                     page.sections.iter().any(|(known, text)| *known == key && !text.is_empty()),
                     "{}: {key}",
+                    remedy.key
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn every_need_is_in_its_section() {
+        for remedy in TABLE {
+            let page = remedy_page(remedy, &Printer::new());
+            for need in remedy.needs {
+                let of_need = if need.only_makes_useful() { "useful_if" } else { "where" };
+                let section = page.sections.iter().find(|(key, _)| *key == of_need);
+                assert!(
+                    section.is_some_and(|(_, text)| text.split("; ").any(|each| each == need.text())),
+                    "{}: {need:?}",
                     remedy.key
                 );
             }

@@ -17,8 +17,3 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     served.context("`allocwall read` is for internal use and cannot continue")?;
     Ok(ExitCode::SUCCESS)
 }
-
-/// The running program, even if its file was replaced since it started.
-pub fn ourselves() -> reading::Readers {
-    reading::Readers::Program("/proc/self/exe".into())
-}

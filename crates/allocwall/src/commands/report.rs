@@ -1,16 +1,14 @@
 //! `allocwall report`: judges a recording again from its file, or reports a saved trial. Starts no program.
 
+use crate::commands::shared::diagnosis::{Diagnosis, Format};
 use crate::commands::trial::options::how;
 use crate::output;
 use crate::printer::Printer;
-use allocwall_diagnose::Verdict;
-use allocwall_diagnose::bill::{self, Bill};
-use allocwall_model::recording::Recording;
 use allocwall_report::text::Style;
-use allocwall_report::{collapsed, flamegraph, json, text, trial_csv, trial_json, trial_text};
+use allocwall_report::{trial_csv, trial_json, trial_text};
 use allocwall_trial::compare::compare;
 use allocwall_trial::journal::{self, Journal};
-use anyhow::{Context, bail};
+use anyhow::bail;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -28,57 +26,11 @@ pub struct Args {
     output: Option<PathBuf>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Format {
-    /// The text that `diagnose` or `trial` prints
-    Text,
-    /// The versioned JSON document (docs/json.md)
-    Json,
-    /// SVG with kernel frames, coloured by the lines of the bill
-    Flamegraph,
-    /// Collapsed stacks: `root;…;leaf count`
-    Collapsed,
-    /// Trials only: one row for each comparison
-    Csv,
-}
-
-/// A recording with its bill and its verdict.
-pub struct Diagnosis {
-    pub recording: Recording,
-    pub bill: Bill,
-    pub verdict: Verdict,
-    /// Path of the recording; None if it was not kept.
-    pub file: Option<PathBuf>,
-}
-
-impl Diagnosis {
-    pub fn of(recording: Recording, file: Option<PathBuf>) -> Diagnosis {
-        let bill = bill::of(&recording);
-        let verdict = allocwall_diagnose::verdict(&recording, &bill);
-        Diagnosis { recording, bill, verdict, file }
-    }
-
-    pub fn render(&self, format: Format, style: Style) -> anyhow::Result<String> {
-        let Diagnosis { recording, bill, verdict, file } = self;
-        // A path that is not UTF-8 cannot be copied from a terminal, so it is left out.
-        let file = file.as_deref().and_then(Path::to_str);
-        Ok(match format {
-            Format::Text => text::diagnosis(recording, bill, verdict, file, style),
-            Format::Json => json::document(recording, bill, verdict),
-            Format::Collapsed => collapsed::stacks(recording),
-            Format::Flamegraph => flamegraph::svg(recording, bill).map_err(absent)?,
-            Format::Csv => {
-                bail!("a recording cannot be printed as CSV, which is for trials: use --format text or json")
-            }
-        })
-    }
-}
-
 pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     let style = if args.output.is_some() { Style::FILE } else { printer.style() };
     let format = if args.json { Format::Json } else { args.format };
     let report = if journal::is_one(&args.file) {
-        trial(&args.file, format, style)?
+        trial(&args.file, format, style, printer)?
     } else {
         Diagnosis::of(allocwall_measure::file::read(&args.file)?, Some(args.file.clone()))
             .render(format, style)?
@@ -91,13 +43,16 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
 }
 
 /// Reports a saved trial.
-fn trial(file: &Path, format: Format, style: Style) -> anyhow::Result<String> {
+fn trial(file: &Path, format: Format, style: Style, printer: &Printer) -> anyhow::Result<String> {
     let Journal { head, blocks, .. } = journal::read(file)?;
     let outcome = compare(&head.design, &blocks);
     Ok(match format {
         Format::Text => {
-            let how = how(&head.options).with_context(|| file.display().to_string())?;
-            trial_text::trial(&outcome, &head.command, &how, style)
+            let how = how(&head.options);
+            if let Err(error) = &how {
+                printer.warn(&format!("{}: no command for another trial: {error}", file.display()));
+            }
+            trial_text::trial(&outcome, &head.command, how.ok().as_deref(), style)
         }
         Format::Json => trial_json::document(&outcome, &head.command),
         Format::Csv => trial_csv::table(&outcome),
@@ -107,8 +62,4 @@ fn trial(file: &Path, format: Format, style: Style) -> anyhow::Result<String> {
             )
         }
     })
-}
-
-fn absent(absence: allocwall_model::units::Absence) -> anyhow::Error {
-    anyhow::anyhow!(absence.with_advice())
 }

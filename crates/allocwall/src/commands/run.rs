@@ -1,6 +1,7 @@
 //! `allocwall run`: applies remedies, then executes the command in the same process.
 
 use crate::commands::shared::arms;
+use crate::commands::shared::signals::USAGE;
 use crate::printer::Printer;
 use allocwall_host::place;
 use allocwall_trial::arm::{Applied, Arm, TargetFacts};
@@ -8,9 +9,6 @@ use anyhow::{Context, anyhow};
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
-
-/// The exit status that clap uses for bad arguments.
-const USAGE: u8 = 2;
 
 #[derive(clap::Args)]
 #[command(

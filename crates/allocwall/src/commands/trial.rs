@@ -2,9 +2,8 @@
 
 pub mod options;
 
-use crate::commands::read;
-use crate::commands::report::Diagnosis;
 use crate::commands::shared::arms;
+use crate::commands::shared::diagnosis::{Diagnosis, readers};
 use crate::commands::shared::ground::Ground;
 use crate::commands::shared::options::{Header, Percent, Time};
 use crate::commands::shared::progress::Progress;
@@ -12,13 +11,13 @@ use crate::commands::shared::signals::{USAGE, catch_signals};
 use crate::commands::shared::state::new_state_file;
 use crate::printer::Printer;
 use allocwall_diagnose::expected;
-use allocwall_diagnose::remedies::quoted;
 use allocwall_host::launch::Talk;
 use allocwall_host::program;
 use allocwall_measure::calibrate;
 use allocwall_measure::record::{self, Target};
 use allocwall_model::catalogue::modules;
 use allocwall_model::error::Error;
+use allocwall_model::shell::quoted;
 use allocwall_report::{trial_csv, trial_json, trial_text};
 use allocwall_trial::account::Room;
 use allocwall_trial::arm::{Arm, TargetFacts};
@@ -29,7 +28,7 @@ use allocwall_trial::gate::Gate;
 use allocwall_trial::journal::{self, Head, Journal, Origin, Writer};
 use allocwall_trial::load::adapters::Adapter;
 use allocwall_trial::load::arrivals::Arrivals;
-use allocwall_trial::load::metric::Metric as Figure;
+use allocwall_trial::load::metric::Figure;
 use allocwall_trial::load::open::Plan;
 use allocwall_trial::load::ready::Ready;
 use allocwall_trial::load::request::{Ask as HttpAsk, Request};
@@ -68,7 +67,7 @@ pub struct Args {
     #[arg(long = "continue", value_name = "FILE")]
     resume: Option<PathBuf>,
 
-    /// Print the versioned JSON document (docs/json.md) instead of text
+    /// Print the versioned JSON document (docs/trial-json.md) instead of text
     #[arg(long, conflicts_with = "csv")]
     json: bool,
 
@@ -91,7 +90,7 @@ impl Args {
 }
 
 pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
-    if let Some(line) = args.options.unheeded() {
+    if let Some(line) = args.options.without_effect() {
         printer.error(&anyhow!(line));
         return Ok(ExitCode::from(USAGE));
     }
@@ -131,7 +130,7 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     printer.data(&match (args.json, args.csv) {
         (true, _) => trial_json::document(&outcome, &words),
         (_, true) => trial_csv::table(&outcome),
-        _ => trial_text::trial(&outcome, &words, &args.options.how(), printer.style()),
+        _ => trial_text::trial(&outcome, &words, Some(&args.options.how()), printer.style()),
     })?;
     printer.note(&format!("trial: {}", path.display()));
     let met = gates.iter().map(|gate| gate.stops(&outcome)).collect::<Result<Vec<_>, Error>>()?;
@@ -295,7 +294,7 @@ impl Trial<'_> {
             subject,
             writer: &mut writer,
             interrupted: self.interrupted,
-            told: &mut |told| progress.tell(told),
+            on_event: &mut |event| progress.show(event),
         };
         let end = conduct.run(&mut journal, length);
         drop(progress);
@@ -381,7 +380,11 @@ impl Trial<'_> {
     }
 
     /// Also returns the request rates of --load; a continued trial keeps its earlier rates.
-    fn prepared(&self, arms: &[Arm], earlier: Option<&[Rate]>) -> anyhow::Result<(Kind<'_>, Vec<Rate>)> {
+    fn prepared(
+        &self,
+        arms: &[Arm],
+        earlier: Option<&[NamedRate]>,
+    ) -> anyhow::Result<(Kind<'_>, Vec<NamedRate>)> {
         let Args { options, command, .. } = self.args;
         let facts = TargetFacts::of(command, &arms::environment())?;
         let inventory = arms::inventory(self.printer);
@@ -437,10 +440,6 @@ impl Trial<'_> {
         };
         let mut rates = vec![];
         if options.load.is_some() {
-            rates = match earlier {
-                Some(earlier) if !earlier.is_empty() => earlier.to_vec(),
-                _ => self.rates(&server)?,
-            };
             let like = Plan {
                 arrivals: match options.arrivals.unwrap_or_default() {
                     Spacing::Poisson => Arrivals::Poisson { seed: self.seed },
@@ -450,8 +449,16 @@ impl Trial<'_> {
                 connections: options.connections(),
                 ..Plan::new(1.0, 0)
             };
+            // Plans are checked before the server is started for them.
+            like.check().context("--load-time")?;
+            rates = match earlier {
+                Some(earlier) if !earlier.is_empty() => earlier.to_vec(),
+                _ => self.rates(&server)?,
+            };
+            let planned = server::plans(&rates, &like);
+            planned.iter().try_for_each(|(_, plan)| plan.check())?;
             if let Load::Inside { plans, .. } = &mut server.load {
-                *plans = server::plans(&rates, &like);
+                *plans = planned;
             }
         }
         Ok((Kind::Server(server), rates))
@@ -473,9 +480,9 @@ impl Trial<'_> {
         Ok(Request::new(&HttpAsk { method, headers: &headers, body: &body, ..HttpAsk::get(url) })?)
     }
 
-    fn rates(&self, server: &Server) -> anyhow::Result<Vec<Rate>> {
+    fn rates(&self, server: &Server) -> anyhow::Result<Vec<NamedRate>> {
         if let Some(rate) = self.args.options.rate {
-            return Ok(vec![(format!("{rate}/s"), rate)]);
+            return Ok(vec![(format!("{rate}/s"), rate.0)]);
         }
         self.printer.note("measuring the capacity of the baseline");
         let most = self.args.options.connections();
@@ -486,7 +493,7 @@ impl Trial<'_> {
             ));
         }
         let shares = self.args.options.shares();
-        let rates: Vec<Rate> = shares
+        let rates: Vec<NamedRate> = shares
             .iter()
             .map(|share| (format!("{:.0}%", share * 100.0), capacity.per_second * share))
             .collect();
@@ -502,13 +509,13 @@ impl Trial<'_> {
 
     /// One run of each arm, which is not counted.
     fn prove(&self, kind: &mut Kind, names: &[String]) -> anyhow::Result<Vec<Ran>> {
-        let told = |arm: usize| {
+        let starts = |arm: usize| {
             self.printer.progress_line(&format!("first run of {}, not counted", names[arm]));
         };
         let room = Room::new(self.folder);
         let ran = match kind {
-            Kind::Batch(batch) => batch.prove(&room, self.interrupted, told)?,
-            Kind::Server(server) => server.prove(&room, self.interrupted, told)?,
+            Kind::Batch(batch) => batch.prove(&room, self.interrupted, starts)?,
+            Kind::Server(server) => server.prove(&room, self.interrupted, starts)?,
         };
         self.printer.clear_line();
         if self.stopped() {
@@ -543,7 +550,7 @@ impl Trial<'_> {
         arms: &[Arm],
         metrics: Vec<Metric>,
         predicted: Vec<Predicted>,
-        rates: Vec<Rate>,
+        rates: Vec<NamedRate>,
         first: &[Ran],
     ) -> Head {
         let infos = session::arms(arms.iter().map(|arm| arm.name.as_str()), predicted);
@@ -665,7 +672,7 @@ impl Trial<'_> {
             closely: true,
             output: None,
             prices: calibrate::cached(),
-            readers: read::ourselves(),
+            readers: readers(),
             interrupted: over,
             progress: &mut |_| {},
         })?;
@@ -698,5 +705,5 @@ impl Trial<'_> {
 }
 
 /// A load's name, and its requests per second.
-type Rate = (String, f64);
+type NamedRate = (String, f64);
 type Predicted = BTreeMap<String, allocwall_model::units::Interval>;

@@ -11,7 +11,7 @@ use allocwall_report::trial_json;
 use allocwall_trial::account::Room;
 use allocwall_trial::batch::{self, Batch, Fresh};
 use allocwall_trial::compare::compare;
-use allocwall_trial::conduct::{End, Ran, Told};
+use allocwall_trial::conduct::{End, Event, Ran};
 use allocwall_trial::journal::Head;
 use allocwall_trial::run::{self, Start};
 use allocwall_trial::session;
@@ -270,8 +270,8 @@ impl Bench<'_> {
         };
         let blocks = head.design.settings.planned;
         let mut subject = AfterIdle { batch, idle: self.args.idle.unwrap_or_default() };
-        let mut told = |told: Told<'_>| {
-            if let Told::Starts { block, place, places } = told {
+        let mut on_event = |event: Event<'_>| {
+            if let Event::RunStarts { block, place, places } = event {
                 self.printer.progress_line(&format!(
                     "{}: block {} of {blocks}, run {} of {places}",
                     program.name,
@@ -280,7 +280,7 @@ impl Bench<'_> {
                 ));
             }
         };
-        let ran = session::run_planned(head, &path, &mut subject, self.interrupted, &mut told);
+        let ran = session::run_planned(head, &path, &mut subject, self.interrupted, &mut on_event);
         self.printer.clear_line();
         let (journal, end) = ran?;
         match end {
@@ -312,11 +312,11 @@ impl Bench<'_> {
     fn prove(&self, program: &Program, batch: &mut Batch, arms: &[BenchArm]) -> anyhow::Result<Vec<Ran>> {
         let account = self.folder.join(format!("proof-{}", program.name));
         std::fs::create_dir(&account).with_context(|| account.display().to_string())?;
-        let told = |arm: usize| {
+        let starts = |arm: usize| {
             self.printer
                 .progress_line(&format!("{}: first run of {}, not counted", program.name, arms[arm].name));
         };
-        let ran = batch.prove(&Room::new(&account), self.interrupted, told)?;
+        let ran = batch.prove(&Room::new(&account), self.interrupted, starts)?;
         self.printer.clear_line();
         if self.stopped() {
             return Ok(ran);

@@ -518,8 +518,8 @@ impl Bench<'_> {
         let mut runs = Runs { once, variants: ways.iter().map(|way| way.variant).collect(), told: vec![] };
         let mut progress = Progress::new(self.printer);
         let path = proofs.join("blocks.trial");
-        let ran = session::run_planned(head, &path, &mut runs, self.interrupted, &mut |told| {
-            progress.tell(told);
+        let ran = session::run_planned(head, &path, &mut runs, self.interrupted, &mut |event| {
+            progress.show(event);
         });
         drop(progress);
         let (journal, end) = ran?;

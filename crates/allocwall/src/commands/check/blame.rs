@@ -4,6 +4,7 @@ use super::judge::Answer;
 use super::surroundings::{Surroundings, TargetView};
 use allocwall_host::file::errno_text;
 use allocwall_host::rights::{Capabilities, Seccomp};
+use allocwall_model::catalogue::advice;
 use allocwall_model::units::Reason;
 use serde::Serialize;
 use std::fmt;
@@ -113,6 +114,8 @@ impl Mend {
 impl fmt::Display for Mend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.note {
+            // As a shell's comment, so that the whole line can be copied.
+            Some(note) if self.is_command => write!(f, "{}  # {note}", self.how),
             Some(note) => write!(f, "{} ({note})", self.how),
             None => f.write_str(&self.how),
         }
@@ -129,10 +132,7 @@ fn sysctl(s: &Surroundings, name: &str, value: i32) -> Mend {
 pub fn grant(s: &Surroundings) -> [Mend; 2] {
     let on_the_host = Mend::text("run on the host as root");
     match s.facts.container.as_deref() {
-        None => [
-            Mend::run_as_root(),
-            Mend::command("sudo setcap cap_perfmon,cap_sys_ptrace,cap_syslog+ep $(command -v allocwall)"),
-        ],
+        None => [Mend::run_as_root(), Mend::command(advice::SETCAP)],
         Some("kubernetes" | "containerd") => [
             Mend::text("in the pod: securityContext.capabilities.add: [PERFMON, SYS_PTRACE, SYSLOG]"),
             Mend::text("run on the node as root"),
@@ -246,7 +246,7 @@ pub fn blame_memory(s: &Surroundings, error: &io::Error) -> Answer {
     let errno = errno_text(error);
     let ptrace = holds(s, Capabilities::ptrace);
     let scope = s.rights.as_ref().ok().and_then(|rights| rights.yama_ptrace_scope).unwrap_or(0);
-    let others = s.target.as_ref().is_some_and(|target| foreign(s, target));
+    let others = s.rights.is_ok() && s.target.as_ref().is_some_and(|target| foreign(s, target));
     match error.raw_os_error() {
         Some(libc::ESRCH) => exited(&errno),
         Some(libc::ENOSYS) => Answer::blocked(

@@ -6,6 +6,7 @@ use Judge::{Always, OfTarget, WithoutTarget};
 use State::{Absent, Available, Partial};
 use allocwall_host::file::errno_text;
 use allocwall_host::rights::{Capabilities, Seccomp};
+use allocwall_model::catalogue::remedies::Library;
 use allocwall_model::units::{Absence, Measured, Reason, count};
 use serde::Serialize;
 use std::io;
@@ -64,7 +65,7 @@ impl Group {
 pub struct Answer {
     pub state: State,
     pub detail: String,
-    /// None if nothing blocks it, or if it was not tried.
+    /// For the summary: what blocks a measurement. None for settings, and where nothing blocks it.
     pub cause: Option<Cause>,
     /// Alternatives: each helps by itself. Empty if nothing has to be changed, or nothing can be.
     pub mend: Vec<Mend>,
@@ -197,16 +198,20 @@ fn summary(s: &Surroundings, checks: &[Check]) -> String {
         None => (String::new(), s.own_samples.is_ok()),
     };
     // If the process cannot be a target, report only that.
-    let hopeless = |check: &&Check| check.probe.group == Group::Target && check.answer.state == Absent;
-    if let Some(check) = checks.iter().find(hopeless) {
+    let no_target = |check: &&Check| check.probe.group == Group::Target && check.answer.state == Absent;
+    if let Some(check) = checks.iter().find(no_target) {
         return format!("Nothing{of} can be diagnosed: {}.", check.answer.detail);
     }
-    let mut blocked: Vec<(Cause, Vec<&str>)> = Vec::new();
-    for check in checks.iter().filter(|check| check.probe.group.is_needed()) {
-        let Some(cause) = check.answer.cause else { continue };
+    let mut blocked: Vec<(String, Vec<&str>)> = Vec::new();
+    for Check { probe, answer } in checks.iter().filter(|check| check.probe.group.is_needed()) {
+        let cause = match answer.cause {
+            Some(cause) => cause.to_string(),
+            None if answer.state == Absent => answer.detail.clone(),
+            None => continue,
+        };
         match blocked.iter_mut().find(|(known, _)| *known == cause) {
-            Some((_, whats)) => whats.push(check.probe.what),
-            None => blocked.push((cause, vec![check.probe.what])),
+            Some((_, whats)) => whats.push(probe.what),
+            None => blocked.push((cause, vec![probe.what])),
         }
     }
     let exceptions = blocked.iter().map(|(cause, whats)| format!("{} ({cause})", whats.join(", ")));
@@ -649,9 +654,15 @@ fn container(s: &Surroundings) -> Answer {
 
 fn allocators(s: &Surroundings) -> Answer {
     if s.allocators.is_empty() {
-        return Answer::new(Absent, "none found")
-            .mend([Mend::command("sudo apt install libjemalloc2 libtcmalloc-minimal4 libmimalloc2.0")
-                .note("or your distribution's names")]);
+        let packages: Vec<&str> = [Library::Jemalloc, Library::Tcmalloc, Library::Mimalloc]
+            .into_iter()
+            .filter_map(|library| library.package(false))
+            .collect();
+        return Answer::new(Absent, "none found").mend([Mend::command(format!(
+            "sudo apt install {}",
+            packages.join(" ")
+        ))
+        .note("or your distribution's names")]);
     }
     let paths: Vec<_> = s.allocators.iter().map(|library| library.path.display().to_string()).collect();
     Answer::new(Available, paths.join(", "))
@@ -912,7 +923,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_rights_of_allocwall_do_not_make_a_target_hopeless() {
+    fn unknown_rights_of_allocwall_do_not_make_a_target_no_target() {
         let mut s = complete();
         s.target = Some(target([0; 4], 'S'));
         s.rights = Err(Absence::new(Reason::Unparsable, "no status"));

@@ -1,6 +1,7 @@
 //! What several subcommands share.
 
 pub mod arms;
+pub mod diagnosis;
 pub mod ground;
 pub mod options;
 pub mod progress;

@@ -1,5 +1,6 @@
 //! Values of options. A saved value is the same text as on the command line, and is checked in the same way.
 
+use allocwall_trial::load::open::HIGHEST_RATE;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
@@ -81,6 +82,28 @@ impl fmt::Display for Percent {
     }
 }
 
+/// Requests per second: above 0 and at most [`HIGHEST_RATE`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rate(pub f64);
+
+impl FromStr for Rate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Rate, String> {
+        let number: f64 = text.parse().map_err(|_| "expected a number of requests: 500".to_owned())?;
+        if number > 0.0 && number <= HIGHEST_RATE {
+            return Ok(Rate(number));
+        }
+        Err(format!("a rate must be above 0 and at most {HIGHEST_RATE} requests per second"))
+    }
+}
+
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
 /// Name and value of an HTTP header. The request checks them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header(pub String, pub String);
@@ -118,7 +141,7 @@ macro_rules! saved_as_text {
     )*};
 }
 
-saved_as_text!(Time, Percent, Header);
+saved_as_text!(Time, Percent, Rate, Header);
 
 #[cfg(test)]
 mod tests {
@@ -155,6 +178,9 @@ mod tests {
         for (text, whole) in [("2%", "2%"), ("70", "70%"), (" 0.1 %", "0.1%"), ("1000%", "1000%")] {
             assert_eq!(shown::<Percent>(text), whole);
         }
+        for (text, whole) in [("40", "40"), ("0.5", "0.5"), ("1e3", "1000"), ("1e6", "1000000")] {
+            assert_eq!(shown::<Rate>(text), whole);
+        }
         for (text, whole) in [("A: b", "A: b"), ("A:b:c ", "A: b:c"), ("A:", "A: "), ("-a:b", "-a: b")] {
             assert_eq!(shown::<Header>(text), whole);
         }
@@ -163,6 +189,7 @@ mod tests {
             shown::<Time>(&format!("{}.{:09}", n * 1296, n * 499_999));
             shown::<Time>(&format!("{}ms", n * 1_295_999));
             shown::<Percent>(&format!("{}", f64::from(n) / 3.0));
+            shown::<Rate>(&format!("{}", f64::from(n) / 7.0));
         }
     }
 
@@ -174,6 +201,9 @@ mod tests {
         assert!(read::<Time>(&"9".repeat(400)).is_err());
         for text in ["", "0%", "-1%", "1000.1%", "nan", "inf%", "two"] {
             assert!(read::<Percent>(text).is_err(), "{text}");
+        }
+        for text in ["", "0", "-1", "1000001", "1e300", "nan", "inf", "-inf", "fast", "5%"] {
+            assert!(read::<Rate>(text).is_err(), "{text}");
         }
         assert!(read::<Header>("no colon").is_err());
     }

@@ -2,7 +2,7 @@
 
 use crate::printer::Printer;
 use allocwall_trial::compare::compare;
-use allocwall_trial::conduct::Told;
+use allocwall_trial::conduct::Event;
 use allocwall_trial::{Outcome, TrialResult};
 
 /// Shows progress on a terminal. The plan, if one is made, is always printed.
@@ -17,9 +17,9 @@ impl<'a> Progress<'a> {
         Progress { printer, estimate: String::new(), planned: 0 }
     }
 
-    pub fn tell(&mut self, told: Told<'_>) {
-        match told {
-            Told::Starts { block, place, places } => {
+    pub fn show(&mut self, event: Event<'_>) {
+        match event {
+            Event::RunStarts { block, place, places } => {
                 let of = if self.planned > 0 { format!(" of {}", self.planned) } else { String::new() };
                 self.printer.progress_line(&format!(
                     "block {}{of}, run {} of {places}{}",
@@ -28,13 +28,13 @@ impl<'a> Progress<'a> {
                     self.estimate
                 ));
             }
-            Told::Finished { design, blocks } => {
+            Event::BlockFinished { design, blocks } => {
                 self.planned = design.settings.planned;
                 if self.printer.progress() {
                     self.estimate = estimate(&compare(design, blocks));
                 }
             }
-            Told::Planned { blocks, each_s, why } => {
+            Event::Planned { blocks, each_s, why } => {
                 self.planned = blocks;
                 self.printer.clear_line();
                 let minutes = blocks as f64 * each_s / 60.0;

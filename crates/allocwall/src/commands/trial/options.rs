@@ -1,10 +1,11 @@
 //! What a user asks of a trial. The options have the same names on the command line and in the trial's file.
 
-use crate::commands::shared::options::{Header, Percent, Time};
+use super::Args;
+use crate::commands::shared::options::{Header, Percent, Rate, Time};
 use allocwall_trial::plan;
 use anyhow::{anyhow, bail};
-use serde::de::Error as _;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use clap::{Args as _, FromArgMatches as _};
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,8 +13,8 @@ use std::time::Duration;
 const MOST_BLOCKS: u64 = plan::MOST_BLOCKS as u64;
 const MOST_CONNECTIONS: u64 = 10_000;
 
-/// Options that have no effect in some kinds of trials, and the kinds that use them.
-const HEEDED: &[(&str, &[Of])] = &[
+/// Options that have an effect only in some kinds of trials, with these kinds.
+const EFFECTIVE_IN: &[(&str, &[Of])] = &[
     ("metric", &[Of::Batch, Of::LoadCommand]),
     ("ready", &[Of::Load, Of::LoadCommand]),
     ("ready-timeout", &[Of::Load, Of::LoadCommand]),
@@ -61,7 +62,6 @@ pub struct Options {
 
     /// Number of blocks [default: 12, or more if the number of arms needs more]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST_BLOCKS), conflicts_with = "budget")]
-    #[serde(deserialize_with = "at_most::<MOST_BLOCKS, _>")]
     pub blocks: Option<u64>,
 
     /// Run as many blocks as fit into this time, not counting the time before the first block: 5m, 90s
@@ -112,7 +112,7 @@ pub struct Options {
 
     /// Requests per second, instead of a share of the capacity
     #[arg(long, value_name = "N", conflicts_with = "resume")]
-    pub rate: Option<f64>,
+    pub rate: Option<Rate>,
 
     /// Distribution of the times at which requests are due [default: poisson]
     #[arg(long, value_enum, conflicts_with = "resume")]
@@ -125,7 +125,6 @@ pub struct Options {
 
     /// Largest number of connections, both for the load and for measuring the capacity [default: 256]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST_CONNECTIONS), conflicts_with = "resume")]
-    #[serde(deserialize_with = "at_most::<MOST_CONNECTIONS, _>")]
     pub connections: Option<u64>,
 
     /// How long after the load to measure the server's memory [default: 1s]
@@ -165,12 +164,16 @@ impl Options {
     /// From the trial's file.
     ///
     /// # Errors
-    /// Another command wrote the file, or the command line would refuse a value.
+    /// Another command wrote the file, or the command line would refuse these options.
     pub fn read(saved: &Value) -> anyhow::Result<Options> {
         if !saved.is_object() {
             bail!("no options of `allocwall trial` are saved: a bench or an older version wrote the file");
         }
-        Options::deserialize(saved).map_err(|error| anyhow!("the saved options are not valid: {error}"))
+        let options = Options::deserialize(saved).map_err(|error| error.to_string());
+        // Only clap knows the ranges of numbers and which options go together.
+        options
+            .and_then(|options| parsed(&options.words()).map_err(|error| in_one_line(&error)))
+            .map_err(|error| anyhow!("the saved options are not valid: {error}"))
     }
 
     /// For the trial's file.
@@ -187,13 +190,19 @@ impl Options {
     }
 
     /// An error message for the first given option that has no effect in this kind of trial.
-    pub fn unheeded(&self) -> Option<String> {
+    pub fn without_effect(&self) -> Option<String> {
         let (of, given) = (self.of_what(), self.given());
-        let idle =
-            |(option, by): &&(&str, &[Of])| !by.contains(&of) && given.iter().any(|(name, _)| name == option);
-        let (option, by) = HEEDED.iter().find(idle)?;
-        let by: Vec<&str> = by.iter().map(|of| of.title()).collect();
-        Some(format!("--{option} has no effect on {}: it is for {}", of.title(), by.join(" or ")))
+        let has_none = |(option, kinds): &&(&str, &[Of])| {
+            !kinds.contains(&of) && given.iter().any(|(name, _)| name == option)
+        };
+        let (option, kinds) = EFFECTIVE_IN.iter().find(has_none)?;
+        let kinds: Vec<&str> = kinds.iter().map(|of| of.title()).collect();
+        Some(format!("--{option} has no effect on {}: it is for {}", of.title(), kinds.join(" or ")))
+    }
+
+    /// The options as words of a command line.
+    fn words(&self) -> Vec<String> {
+        self.given().into_iter().flat_map(words).collect()
     }
 
     /// The options that say how a run is measured, as words of a command line: not the arms or the number of blocks.
@@ -272,14 +281,22 @@ fn words((name, value): (String, Option<String>)) -> Vec<String> {
     }
 }
 
-/// None, or a number from 1 to `MOST`.
-fn at_most<'de, const MOST: u64, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
-    match Option::<u64>::deserialize(from)? {
-        Some(number) if !(1..=MOST).contains(&number) => {
-            Err(D::Error::custom(format!("{number} is not in 1..={MOST}")))
-        }
-        number => Ok(number),
-    }
+fn command() -> clap::Command {
+    Args::augment_args(clap::Command::new("trial"))
+}
+
+/// Options from words of a command line.
+fn parsed<T: AsRef<str>>(words: &[T]) -> Result<Options, clap::Error> {
+    let words = ["trial"].into_iter().chain(words.iter().map(|word| word.as_ref()));
+    let mut matches = command().try_get_matches_from(words)?;
+    Ok(Args::from_arg_matches_mut(&mut matches)?.options)
+}
+
+/// The error without hints and usage, which follow after an empty line.
+fn in_one_line(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let lines = text.trim_start_matches("error: ").lines().take_while(|line| !line.is_empty());
+    lines.map(str::trim).collect::<Vec<_>>().join(" ")
 }
 
 /// A trial whose path is not UTF-8 is saved too, but can't be continued.
@@ -290,9 +307,8 @@ fn lossy<S: Serializer>(path: &Option<PathBuf>, to: S) -> Result<S::Ok, S::Error
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::trial::Args;
+    use allocwall_model::stats::random::Random;
     use clap::error::ErrorKind;
-    use clap::{Args as _, FromArgMatches as _};
     use serde_json::json;
 
     const URL: &str = "http://127.0.0.1:1/a?b=c";
@@ -331,16 +347,6 @@ mod tests {
         &[&[], &["--fail-on", "wall_s>+5%", "--fail-on", "p99<-3%"]],
     ];
 
-    fn command() -> clap::Command {
-        Args::augment_args(clap::Command::new("trial"))
-    }
-
-    fn parsed<T: AsRef<str>>(words: &[T]) -> Result<Options, clap::Error> {
-        let words = ["trial"].into_iter().chain(words.iter().map(|word| word.as_ref()));
-        let mut matches = command().try_get_matches_from(words)?;
-        Ok(Args::from_arg_matches_mut(&mut matches)?.options)
-    }
-
     /// The options of [`Options`], without those of the program's own output.
     fn names() -> Vec<String> {
         let own = |name: &String| !["output", "continue", "json", "csv"].contains(&name.as_str());
@@ -372,10 +378,8 @@ mod tests {
             let options = parsed(&asked).unwrap_or_else(|error| panic!("{asked:?}: {error}"));
             let text = serde_json::to_string(&options.saved()).unwrap();
             let saved: Value = serde_json::from_str(&text).unwrap();
+            // It passes through a file, and through words of a command line.
             assert_eq!(Options::read(&saved).unwrap(), options, "{asked:?}: {text}");
-            let again: Vec<String> = options.given().into_iter().flat_map(words).collect();
-            assert_eq!(parsed(&again).unwrap(), options, "{asked:?}: {again:?}");
-            assert_eq!(how(&saved).unwrap(), options.how());
         }
     }
 
@@ -407,7 +411,7 @@ mod tests {
             ("header", vec![json!(["no colon"]), json!([["A", "b"]])]),
             ("body", vec![json!(7)]),
             ("at", vec![json!("70%"), json!(["70%", "-1%"]), json!(["inf"])]),
-            ("rate", vec![json!("fast")]),
+            ("rate", vec![json!("fast"), json!(40.0), json!("nan"), json!("inf"), json!("1e300")]),
             ("arrivals", vec![json!("Constant"), json!("never")]),
             ("connections", vec![json!(0), json!(10_001), json!(u64::MAX)]),
             ("rest", vec![json!(["1s", "0s"]), json!([null])]),
@@ -422,6 +426,19 @@ mod tests {
                 assert!(error.starts_with("the saved options are not valid: "), "{error}");
             }
         }
+        for (options, words) in [
+            (json!({ "load": URL, "load_cmd": "wrk", "ready": READY }), ["--load <URL>", "--load-cmd <CMD>"]),
+            (json!({ "at": ["70%"], "rate": "5" }), ["--at <PERCENT", "--rate <N>"]),
+            (json!({ "blocks": 6, "budget": "5m" }), ["--blocks <N>", "--budget <TIME>"]),
+            (json!({ "effect": "2%", "blocks": 12 }), ["--effect <PERCENT>", "--blocks <N>"]),
+            (json!({ "load_cmd": "wrk" }), ["not provided", "--ready <WHERE>"]),
+            (json!({ "blocks": 501 }), ["invalid value '501'", "--blocks <N>"]),
+        ] {
+            let error = Options::read(&options).expect_err(&options.to_string()).to_string();
+            assert!(error.starts_with("the saved options are not valid: "), "{error}");
+            assert!(words.iter().all(|word| error.contains(word)), "{words:?}: {error}");
+            assert!(!error.contains(['\n', '\u{1b}']) && !error.contains("Usage"), "{error}");
+        }
         // Older files have a list of words, and a bench saves no options.
         for other in [json!(null), json!([]), json!(["--with", "none"]), json!("--with")] {
             assert!(
@@ -430,6 +447,80 @@ mod tests {
         }
         assert_eq!(how(&Value::Null).unwrap(), [""; 0]);
         assert!(how(&json!(["--with", "none"])).is_err());
+    }
+
+    /// Drops a field, or gives it the value of another field, a list of its own value, or an odd value.
+    fn change(fields: &mut serde_json::Map<String, Value>, odd: &[Value], random: &mut Random) {
+        let names: Vec<String> = fields.keys().cloned().collect();
+        let name = &names[random.below(names.len())];
+        let other = &names[random.below(names.len())];
+        let value = match random.below(4) {
+            0 => {
+                fields.remove(name);
+                return;
+            }
+            1 => fields[other].clone(),
+            2 => Value::Array(vec![fields[name].clone(); 2]),
+            _ => odd[random.below(odd.len())].clone(),
+        };
+        fields.insert(name.clone(), value);
+    }
+
+    #[test]
+    fn changed_options_are_refused_or_read_as_options_that_can_be_saved() {
+        let valid: Vec<Value> = [
+            &["-w", "none", "--budget", "5m"][..],
+            &["-w", "a", "--load", URL, "--at", "50%,70", "--header", "A: b", "--rest=1s,2s", "--blocks=9"],
+            &["-w", "a", "--load-cmd", "wrk", "--ready", READY, "--metric", "a:lower=(1)", "--effect", "2%"],
+        ]
+        .into_iter()
+        .map(|asked| parsed(asked).unwrap().saved())
+        .collect();
+        let odd = [
+            json!(null),
+            json!(true),
+            json!(0),
+            json!(-1),
+            json!(0.5),
+            json!(1e308),
+            json!(u64::MAX),
+            json!(""),
+            json!("-"),
+            json!("--with"),
+            json!("1s"),
+            json!("70%"),
+            json!("nan"),
+            json!("a\n\u{0}\u{1b}=,b"),
+            json!("9".repeat(5000)),
+            json!([]),
+            json!(["--load", ""]),
+            json!([1, "1s", null]),
+            json!(vec!["1s"; 300]),
+            json!({}),
+            json!({ "with": { "with": [{}] } }),
+            (0..100).fold(json!("deep"), |inner, _| json!([inner])),
+        ];
+        let mut random = Random::new(1);
+        let (mut read, mut refused) = (0, 0);
+        for n in 0..800 {
+            let mut saved = valid[n % valid.len()].clone();
+            for _ in 0..random.below(4) {
+                change(saved.as_object_mut().unwrap(), &odd, &mut random);
+            }
+            let text = saved.to_string();
+            match Options::read(&serde_json::from_str(&text).unwrap()) {
+                Ok(options) => {
+                    assert_eq!(Options::read(&options.saved()).unwrap(), options, "{text}");
+                    read += 1;
+                }
+                Err(error) => {
+                    let line = error.to_string();
+                    assert!(line.starts_with("the saved options are not valid: "), "{line}");
+                    refused += 1;
+                }
+            }
+        }
+        assert!(read > 100 && refused > 100, "{read} read, {refused} refused");
     }
 
     #[test]
@@ -458,20 +549,20 @@ mod tests {
         // Options that have an effect in every trial.
         let all = [&OTHERS[..], &["load", "load-cmd", "no-predict"]].concat();
         for name in names() {
-            let listed = HEEDED.iter().any(|(option, _)| *option == name);
+            let listed = EFFECTIVE_IN.iter().any(|(option, _)| *option == name);
             assert!(
                 listed != all.contains(&name.as_str()),
                 "{name} must be in exactly one of the two tables"
             );
         }
-        assert_eq!(names().len(), HEEDED.len() + all.len());
+        assert_eq!(names().len(), EFFECTIVE_IN.len() + all.len());
         let kinds: [(Of, &[&str]); 3] = [
             (Of::Batch, &[]),
             (Of::Load, &["--load", URL]),
             // It requires --ready.
             (Of::LoadCommand, &["--load-cmd", "wrk"]),
         ];
-        for (option, by) in HEEDED {
+        for (option, effective_in) in EFFECTIVE_IN {
             let value = match *option {
                 "metric" => "a:lower=(1)",
                 "ready" => READY,
@@ -485,13 +576,13 @@ mod tests {
             for (of, load) in kinds {
                 let ready =
                     if of == Of::LoadCommand && *option != "ready" { &["--ready", READY][..] } else { &[] };
-                let line = parsed(&[load, ready, &[&name, value]].concat()).unwrap().unheeded();
-                assert_eq!(line.is_none(), by.contains(&of), "{name} {of:?}: {line:?}");
+                let line = parsed(&[load, ready, &[&name, value]].concat()).unwrap().without_effect();
+                assert_eq!(line.is_none(), effective_in.contains(&of), "{name} {of:?}: {line:?}");
                 assert!(line.is_none_or(|line| line.starts_with(&format!("{name} has no effect on"))));
             }
         }
-        assert_eq!(Options::default().unheeded(), None);
-        assert_eq!(parsed(&["--load", URL]).unwrap().unheeded(), None);
+        assert_eq!(Options::default().without_effect(), None);
+        assert_eq!(parsed(&["--load", URL]).unwrap().without_effect(), None);
     }
 
     #[test]
