@@ -230,29 +230,11 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> Sentence {
         .filter(|w| find(judged, **w).is_some_and(|f| f.status == Status::NotMeasured))
         .map(|w| w.title())
         .collect();
-    let reach = reach(ctx, judged.iter().map(|j| &j.finding));
-    if reach == Reach::NotSampled {
-        let why = find(judged, Wall::CallRate).map_or("", |f| f.because.as_str());
-        let why = match why.chars().count() {
-            1..=120 => format!("; {why}"),
-            _ => String::new(),
-        };
-        return format!("No verdict: the target's CPU time could not be sampled{why}.").into();
-    }
     let (own, site) = own_computing(ctx);
-    if reach == Reach::Undecided && !much_unnamed(ctx) {
-        return format!("Undecided: {} were not measured; {own}.", unknown.join(", ")).into();
-    }
-    if reach == Reach::Undecided {
-        let allocator = find(judged, Wall::CallRate)
-            .and_then(|f| f.share)
-            .map_or_else(String::new, |s| format!("; the allocator itself takes {}", percent(s.point)));
-        return format!(
-            "Undecided: {} of CPU is kernel time without symbols; not measured: {}{allocator}.",
-            percent(ctx.unnamed_kernel()),
-            unknown.join(", ")
-        )
-        .into();
+    match reach(ctx, judged.iter().map(|j| &j.finding)) {
+        Reach::NotSampled => return not_sampled(judged).into(),
+        Reach::Undecided => return undecided(ctx, judged, &unknown.join(", "), &own).into(),
+        Reach::Decided => {}
     }
     let collector = find(judged, Wall::GarbageCollector).filter(|f| f.status == Status::NotMeasured);
     let unknown: Vec<&str> = unknown.into_iter().chain(collector.map(|f| f.wall.title())).collect();
@@ -287,17 +269,7 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> Sentence {
     if let Some(wall) = contributor {
         return with_details(format!("No wall, but {}", contribution(judged, wall)));
     }
-    let brief = |wall: Wall, label: &str| {
-        find(judged, wall).and_then(|f| f.share).map(|s| format!("{label} {}", percent(s.point)))
-    };
-    let figures: Vec<String> = [
-        brief(Wall::CallRate, "allocator"),
-        brief(Wall::FirstTouch, "first touch"),
-        brief(Wall::MapChurn, Wall::MapChurn.title()),
-    ]
-    .into_iter()
-    .flatten()
-    .collect();
+    let figures = memory_shares(judged);
     if figures.is_empty() {
         return format!(
             "Memory is not your wall: the target used only {:.2} CPUs; up to {:.2} CPUs may be waits.{kept}{not_measured}",
@@ -311,8 +283,41 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> Sentence {
     with_details(format!("{verdict}: {}", figures.join(", ")))
 }
 
+fn not_sampled(judged: &[Judged]) -> String {
+    let why = find(judged, Wall::CallRate).map_or("", |f| f.because.as_str());
+    let why = match why.chars().count() {
+        1..=120 => format!("; {why}"),
+        _ => String::new(),
+    };
+    format!("No verdict: the target's CPU time could not be sampled{why}.")
+}
+
+fn undecided(ctx: &Context, judged: &[Judged], unknown: &str, own: &str) -> String {
+    if !much_unnamed(ctx) {
+        return format!("Undecided: {unknown} were not measured; {own}.");
+    }
+    let allocator = find(judged, Wall::CallRate)
+        .and_then(|f| f.share)
+        .map_or_else(String::new, |s| format!("; the allocator itself takes {}", percent(s.point)));
+    let unnamed = percent(ctx.unnamed_kernel());
+    format!("Undecided: {unnamed} of CPU is kernel time without symbols; not measured: {unknown}{allocator}.")
+}
+
+/// The shares of the memory walls that were measured.
+fn memory_shares(judged: &[Judged]) -> Vec<String> {
+    let brief = |(wall, label): (Wall, &str)| {
+        find(judged, wall).and_then(|f| f.share).map(|s| format!("{label} {}", percent(s.point)))
+    };
+    let labels = [
+        (Wall::CallRate, "allocator"),
+        (Wall::FirstTouch, "first touch"),
+        (Wall::MapChurn, Wall::MapChurn.title()),
+    ];
+    labels.into_iter().filter_map(brief).collect()
+}
+
 /// The machine is short of memory. That is no wall of the allocator, but the sentence reports it.
-fn pressure(ctx: &Context) -> Option<String> {
+pub fn pressure(ctx: &Context) -> Option<String> {
     const LIMITS: thresholds::Pressure = thresholds::PRESSURE;
     let reclaim = ctx.cpu(&[CostClass::Reclaim]).ok().map(|sum| sum.named);
     if let Some(share) = reclaim.filter(|share| share.high >= LIMITS.reclaim) {

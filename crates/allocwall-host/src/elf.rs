@@ -589,25 +589,53 @@ fn read_facts<'d, E: FileHeader<Endian = Endianness>, R: ReadRef<'d>>(
         }
     }
 
-    // A file without sections (removed by a packer) still has its segments. With a broken table there are no
-    // names and symbols, and the readers of those report it.
-    if let Ok(table) = header.sections(endian, data)
-        && table.len() <= MAX_SECTIONS
-    {
-        for section in table.iter() {
-            let name = table.section_name(endian, section).unwrap_or(b"");
-            facts.sections.push(Section {
-                name: String::from_utf8_lossy(&name[..name.len().min(LONGEST_SECTION_NAME)]).into_owned(),
-                address: section.sh_addr(endian).into(),
-                offset: section.sh_offset(endian).into(),
-                size: section.sh_size(endian).into(),
-                executable: section.sh_flags(endian).0 & elf::SHF_EXECINSTR.0 != 0,
-                kind: section.sh_type(endian),
-                link: section.sh_link(endian) as usize,
-            });
-        }
-    }
+    facts.sections = sections_of(header, endian, data);
+    let pie_flag = read_dynamic::<E, R>(&mut facts, endian, data, dynamic);
+    facts.kind = match (header.e_type(endian), facts.interpreter.is_some()) {
+        (elf::ET_EXEC, true) => ElfKind::Executable,
+        (elf::ET_EXEC, false) => ElfKind::StaticExecutable,
+        // A shared library that can also be run (libc itself) has a loader too, but also a soname.
+        (elf::ET_DYN, true) if facts.soname.is_none() || pie_flag => ElfKind::PieExecutable,
+        (elf::ET_DYN, false) if pie_flag => ElfKind::StaticPieExecutable,
+        (elf::ET_DYN, _) => ElfKind::SharedLibrary,
+        _ => ElfKind::Other,
+    };
+    Ok((endian, facts))
+}
 
+/// A file without sections (removed by a packer) still has its segments. With a broken table there are no names
+/// and symbols, and the readers of those report it.
+fn sections_of<'d, E: FileHeader<Endian = Endianness>, R: ReadRef<'d>>(
+    header: &E,
+    endian: Endianness,
+    data: R,
+) -> Vec<Section> {
+    let table = match header.sections(endian, data) {
+        Ok(table) if table.len() <= MAX_SECTIONS => table,
+        _ => return Vec::new(),
+    };
+    let section = |section: &E::SectionHeader| {
+        let name = table.section_name(endian, section).unwrap_or(b"");
+        Section {
+            name: String::from_utf8_lossy(&name[..name.len().min(LONGEST_SECTION_NAME)]).into_owned(),
+            address: section.sh_addr(endian).into(),
+            offset: section.sh_offset(endian).into(),
+            size: section.sh_size(endian).into(),
+            executable: section.sh_flags(endian).0 & elf::SHF_EXECINSTR.0 != 0,
+            kind: section.sh_type(endian),
+            link: section.sh_link(endian) as usize,
+        }
+    };
+    table.iter().map(section).collect()
+}
+
+/// Reads the names in the dynamic section. Returns whether it marks a position-independent executable.
+fn read_dynamic<'d, E: FileHeader<Endian = Endianness>, R: ReadRef<'d>>(
+    facts: &mut ElfFacts,
+    endian: Endianness,
+    data: R,
+    dynamic: &[E::Dyn],
+) -> bool {
     let names = dynamic_strings::<E, R>(endian, data, dynamic, &facts.segments);
     let mut pie_flag = false;
     for entry in dynamic {
@@ -624,16 +652,7 @@ fn read_facts<'d, E: FileHeader<Endian = Endianness>, R: ReadRef<'d>>(
             _ => {}
         }
     }
-    facts.kind = match (header.e_type(endian), facts.interpreter.is_some()) {
-        (elf::ET_EXEC, true) => ElfKind::Executable,
-        (elf::ET_EXEC, false) => ElfKind::StaticExecutable,
-        // A shared library that can also be run (libc itself) has a loader too, but also a soname.
-        (elf::ET_DYN, true) if facts.soname.is_none() || pie_flag => ElfKind::PieExecutable,
-        (elf::ET_DYN, false) if pie_flag => ElfKind::StaticPieExecutable,
-        (elf::ET_DYN, _) => ElfKind::SharedLibrary,
-        _ => ElfKind::Other,
-    };
-    Ok((endian, facts))
+    pie_flag
 }
 
 /// The string table of the dynamic section, found through the segments: it needs no section table.

@@ -11,7 +11,7 @@ use allocwall_host::tracefs;
 use allocwall_host::worker::Worker;
 use allocwall_model::catalogue::syscalls::MapCall;
 use allocwall_model::recording::{EventCount, Probe, ProbeName, ProbeState};
-use allocwall_model::units::{Absence, Reason};
+use allocwall_model::units::{Absence, Measured, Reason};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -24,7 +24,15 @@ const SLICE: Duration = Duration::from_millis(200);
 /// estimated.
 const THREADS_LIMIT: usize = 128;
 
-type Outcome = (Vec<EventCount>, ProbeState);
+type Outcome = Measured<(Vec<EventCount>, ProbeState)>;
+
+/// A call, how often it was counted so far, and for how long.
+struct Tally {
+    name: &'static str,
+    event_id: u64,
+    count: u64,
+    over: Duration,
+}
 
 pub struct Counting {
     stop: Arc<AtomicBool>,
@@ -54,7 +62,7 @@ impl Counting {
     pub fn finish(self) -> (Vec<EventCount>, Probe) {
         self.stop.store(true, Ordering::Relaxed);
         let absent = |absence| (Vec::new(), ProbeState::Absent(absence));
-        let (counts, state) = self.thread.finish().unwrap_or_else(absent);
+        let (counts, state) = self.thread.finish().and_then(|outcome| outcome).unwrap_or_else(absent);
         (counts, Probe::new(ProbeName::MapCalls, state))
     }
 }
@@ -67,92 +75,92 @@ fn count(
     stop: &AtomicBool,
 ) -> Outcome {
     if !proc.is_live() {
-        let absence = Absence::new(Reason::NotApplicable, "a copy of /proc makes no system calls");
-        return (Vec::new(), ProbeState::Absent(absence));
+        return Err(Absence::new(Reason::NotApplicable, "a copy of /proc makes no system calls"));
     }
-    let mut ids = Vec::new();
-    for call in MapCall::ALL.map(MapCall::name) {
-        match tracefs::event_id("syscalls", &format!("sys_enter_{call}")) {
-            Ok(id) => ids.push((call, id)),
-            Err(absence) => return (Vec::new(), ProbeState::Absent(absence)),
-        }
+    let mut tallies = Vec::new();
+    for name in MapCall::ALL.map(MapCall::name) {
+        let event_id = tracefs::event_id("syscalls", &format!("sys_enter_{name}"))?;
+        tallies.push(Tally { name, event_id, count: 0, over: Duration::ZERO });
     }
     let begun = Instant::now();
     let (begins, slice) = match throughout {
         true => (&[0.0][..], window),
         false => (&SLICES[..], SLICE.min(window.mul_f64(0.1 / SLICES.len() as f64))),
     };
-    let mut totals = vec![(0u64, Duration::ZERO); ids.len()];
     let mut partial = None;
     for part in begins {
         if !sleep(begun + window.mul_f64(*part), stop) {
             break;
         }
         let now = pids.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let mut tids = Vec::new();
-        for pid in now {
-            match proc.threads(pid) {
-                Ok(threads) => tids.extend(threads),
-                Err(absence) if absence.is_gone() => {}
-                Err(absence) => _ = partial.get_or_insert(lower_bounds(&absence)),
-            }
-        }
+        let tids = threads(proc, &now, &mut partial);
         // Without threads there is no count, not a count of zero: threads that could not be listed may have
         // called.
-        if tids.is_empty() {
-            continue;
-        }
-        if tids.len() > THREADS_LIMIT {
-            partial = Some(Absence::new(
-                Reason::TooCostly,
-                format!("counted on {THREADS_LIMIT} of {} threads: the figures are lower bounds", tids.len()),
-            ));
-            tids.truncate(THREADS_LIMIT);
-        }
-        let mut open = Vec::new();
-        for (slot, (_, id)) in ids.iter().enumerate() {
-            match EventCounter::open(*id, &tids) {
-                Ok(counter) => {
-                    if let Some(missed) = &counter.missed {
-                        partial.get_or_insert(lower_bounds(missed));
-                    }
-                    open.push((slot, Instant::now(), counter));
-                }
-                Err(absence) => return (Vec::new(), ProbeState::Absent(absence)),
-            }
-        }
-        sleep(Instant::now() + slice, stop);
-        for (slot, since, mut counter) in open {
-            let (count, over) = &mut totals[slot];
-            let (sum, unread) = counter.total();
-            if unread > 0 {
-                partial.get_or_insert(Absence::new(
-                    Reason::Vanished,
-                    format!(
-                        "the counters of {unread} threads were not readable: the figures are lower bounds"
-                    ),
-                ));
-            }
-            *count += sum;
-            *over += since.elapsed();
+        if !tids.is_empty() {
+            count_slice(&mut tallies, &tids, slice, stop, &mut partial)?;
         }
     }
-    if totals.iter().all(|(_, over)| over.is_zero()) {
-        let absence = partial.unwrap_or_else(|| {
+    if tallies.iter().all(|tally| tally.over.is_zero()) {
+        return Err(partial.unwrap_or_else(|| {
             Absence::new(Reason::TooLittle, "the window closed before map calls were counted")
-        });
-        return (Vec::new(), ProbeState::Absent(absence));
+        }));
     }
-    let counts = ids
-        .iter()
-        .zip(totals)
-        .map(|((call, _), (count, over))| EventCount {
-            name: call.to_string(),
-            count,
-            over_ns: over.as_nanos() as u64,
-        })
-        .collect();
-    (counts, partial.map_or(ProbeState::Measured, ProbeState::Partial))
+    let counts = tallies.into_iter().map(|tally| EventCount {
+        name: tally.name.to_owned(),
+        count: tally.count,
+        over_ns: tally.over.as_nanos() as u64,
+    });
+    Ok((counts.collect(), partial.map_or(ProbeState::Measured, ProbeState::Partial)))
+}
+
+/// The threads to count. `partial` is why some are left out.
+fn threads(proc: &ProcFs, pids: &[i32], partial: &mut Option<Absence>) -> Vec<i32> {
+    let mut tids = Vec::new();
+    for &pid in pids {
+        match proc.threads(pid) {
+            Ok(threads) => tids.extend(threads),
+            Err(absence) if absence.is_gone() => {}
+            Err(absence) => _ = partial.get_or_insert(lower_bounds(&absence)),
+        }
+    }
+    if tids.len() > THREADS_LIMIT {
+        *partial = Some(Absence::new(
+            Reason::TooCostly,
+            format!("counted on {THREADS_LIMIT} of {} threads: the figures are lower bounds", tids.len()),
+        ));
+        tids.truncate(THREADS_LIMIT);
+    }
+    tids
+}
+
+fn count_slice(
+    tallies: &mut [Tally],
+    tids: &[i32],
+    slice: Duration,
+    stop: &AtomicBool,
+    partial: &mut Option<Absence>,
+) -> Measured<()> {
+    let mut open = Vec::new();
+    for tally in tallies {
+        let counter = EventCounter::open(tally.event_id, tids)?;
+        if let Some(missed) = &counter.missed {
+            partial.get_or_insert(lower_bounds(missed));
+        }
+        open.push((tally, Instant::now(), counter));
+    }
+    sleep(Instant::now() + slice, stop);
+    for (tally, since, mut counter) in open {
+        let (sum, unread) = counter.total();
+        if unread > 0 {
+            partial.get_or_insert(Absence::new(
+                Reason::Vanished,
+                format!("the counters of {unread} threads were not readable: the figures are lower bounds"),
+            ));
+        }
+        tally.count += sum;
+        tally.over += since.elapsed();
+    }
+    Ok(())
 }
 
 /// Adds to the reason that the figures are lower bounds.

@@ -220,11 +220,12 @@ mod tests {
     #[test]
     fn cpus_that_do_not_fit_are_refused_in_a_line() {
         let refused = |asked| cpus(&small(), asked, ONE_EACH).unwrap_err();
-        assert!(refused("0,1,9").contains("no CPU 9"));
-        assert!(refused("0,1").contains("2 CPUs for 3 threads"));
+        assert!(refused("0,1,9").contains("CPU 9"));
+        let few = refused("0,1");
+        assert!(few.contains("2 CPUs") && few.contains("3 threads"), "{few}");
         assert!(refused("fast").contains("use auto"));
         let allowed = places(&small(), &[0], &Asked::These(vec![0, 0, 1]), ONE_EACH).unwrap_err();
-        assert!(allowed.contains("may not use CPU 1"), "{allowed}");
+        assert!(allowed.contains("CPU 1"), "{allowed}");
         assert_eq!(cpus(&small(), "1,0,0", ONE_EACH).unwrap(), [[1, 0, 0]]);
     }
 }

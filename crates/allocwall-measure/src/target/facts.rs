@@ -121,6 +121,7 @@ struct Marks {
     exports: Vec<Function>,
     table: SymbolTable,
     malloc: Option<u64>,
+    exports_malloc: bool,
     /// Entry points of known allocators.
     entries: Vec<(u64, AllocatorKind)>,
     python: bool,
@@ -132,6 +133,38 @@ struct Marks {
 }
 
 impl Marks {
+    fn of<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, is_libc: bool) -> Marks {
+        let mut marks = Marks::default();
+        // A missing table is not an error: a static program has no exports, a stripped one no names.
+        let _ = elf.symbols(Table::Exported, &mut |symbol| {
+            marks.see(&symbol);
+            if is_libc && symbol.kind == SymbolKind::Function {
+                marks.exports.push(Function {
+                    address: symbol.address,
+                    size: symbol.size,
+                    kind: FunctionKind::of_export(symbol.text()),
+                });
+            }
+        });
+        marks.exports_malloc = marks.malloc.is_some();
+        let kind = elf.facts.kind;
+        if elf.facts.has_symtab() && (is_libc || kind != ElfKind::SharedLibrary) {
+            let _ = elf.symbols(Table::All, &mut |symbol| {
+                marks.see(&symbol);
+                match symbol.kind {
+                    // Only a C library's own file, or a file that contains a C library, has its allocator.
+                    _ if !(is_libc || kind.is_static()) => {}
+                    SymbolKind::File => marks.table.file(symbol.text()),
+                    SymbolKind::Function => {
+                        marks.table.function(symbol.text(), symbol.address, symbol.size, symbol.local);
+                    }
+                    SymbolKind::Data => {}
+                }
+            });
+        }
+        marks
+    }
+
     fn see(&mut self, symbol: &Symbol<'_>) {
         // Compares bytes: a table has a hundred thousand names, and few of them matter.
         let name = symbol.name;
@@ -174,52 +207,22 @@ pub(super) fn examine_elf<'d, R: ReadRef<'d>>(
         named => named,
     };
     let has_symbols = facts.has_symtab();
-    let runs_alone = facts.kind != ElfKind::SharedLibrary;
     let is_libc = role == ModuleRole::Libc;
+    let mut marks = Marks::of(elf, is_libc);
 
-    let mut marks = Marks::default();
-    // A missing table is not an error: a static program has no exports, a stripped one no names.
-    let _ = elf.symbols(Table::Exported, &mut |symbol| {
-        marks.see(&symbol);
-        if is_libc && symbol.kind == SymbolKind::Function {
-            marks.exports.push(Function {
-                address: symbol.address,
-                size: symbol.size,
-                kind: FunctionKind::of_export(symbol.text()),
-            });
-        }
-    });
-    let exports_malloc = marks.malloc.is_some();
-    let is_static = facts.kind.is_static();
-    if has_symbols && (is_libc || runs_alone) {
-        let _ = elf.symbols(Table::All, &mut |symbol| {
-            marks.see(&symbol);
-            match symbol.kind {
-                // Only a C library's own file, or a file that contains a C library, has its allocator.
-                _ if !(is_libc || is_static) => {}
-                SymbolKind::File => marks.table.file(symbol.text()),
-                SymbolKind::Function => {
-                    marks.table.function(symbol.text(), symbol.address, symbol.size, symbol.local);
-                }
-                SymbolKind::Data => {}
-            }
-        });
-    }
-
-    let mut allocators = allocators_inside(elf, &marks, runs_alone && !has_symbols);
+    let unnamed_program = facts.kind != ElfKind::SharedLibrary && !has_symbols;
+    let mut allocators = allocators_inside(elf, &marks, unnamed_program);
     if let ModuleRole::Allocator(kind) = role {
         allocators.retain(|&other| other != kind);
         allocators.insert(0, kind);
     }
     let libc = is_libc.then(|| libc_of(path, facts.soname.as_deref(), constants(elf)));
-    let libc_allocator = match &libc {
-        Some(Libc::Glibc { .. }) => Some(AllocatorKind::Glibc),
-        Some(Libc::Musl { .. }) => Some(AllocatorKind::Musl),
-        Some(_) => Some(AllocatorKind::Other),
-        None => None,
-    };
-    if let Some(kind) = libc_allocator {
-        allocators = vec![kind];
+    if let Some(libc) = &libc {
+        allocators = vec![match libc {
+            Libc::Glibc { .. } => AllocatorKind::Glibc,
+            Libc::Musl { .. } => AllocatorKind::Musl,
+            _ => AllocatorKind::Other,
+        }];
     }
     let allocator_version = allocators.first().and_then(|&kind| match (&libc, kind) {
         (Some(Libc::Glibc { version }), _) => Some(version.clone()),
@@ -239,13 +242,7 @@ pub(super) fn examine_elf<'d, R: ReadRef<'d>>(
 
     let inside = runtime_inside(elf, path, role, &marks);
     if role == ModuleRole::Other {
-        role = match inside {
-            Some(Runtime::Cpython { .. }) => ModuleRole::Cpython,
-            Some(Runtime::Go { .. }) => ModuleRole::Go,
-            Some(Runtime::Node { .. }) => ModuleRole::Node,
-            Some(Runtime::Jvm { .. }) => ModuleRole::Jvm,
-            Some(Runtime::Native) | None => ModuleRole::Other,
-        };
+        role = inside.as_ref().map_or(ModuleRole::Other, role_of_runtime);
     }
     // Its code is no part of the virtual machine, so its role stays as it is.
     let starts_java = file_name(path) == JAVA_LAUNCHER || facts.soname.as_deref() == Some(JAVA_LAUNCHER);
@@ -259,13 +256,24 @@ pub(super) fn examine_elf<'d, R: ReadRef<'d>>(
         // x32 is 64-bit code with short pointers: its stack has the layout of 64-bit code.
         narrow: !facts.is_64 && facts.machine != object::elf::EM_X86_64.0,
         // The loader uses only exports. A static program uses the malloc that it contains.
-        serves_malloc: exports_malloc || (is_static && (marks.malloc.is_some() || !allocators.is_empty())),
+        serves_malloc: marks.exports_malloc
+            || (facts.kind.is_static() && (marks.malloc.is_some() || !allocators.is_empty())),
         allocators,
         allocator_version,
         libc,
         runtime: inside.or(starts_java.then_some(Runtime::Jvm { version: None })),
     };
     (module, of_file)
+}
+
+fn role_of_runtime(runtime: &Runtime) -> ModuleRole {
+    match runtime {
+        Runtime::Cpython { .. } => ModuleRole::Cpython,
+        Runtime::Go { .. } => ModuleRole::Go,
+        Runtime::Node { .. } => ModuleRole::Node,
+        Runtime::Jvm { .. } => ModuleRole::Jvm,
+        Runtime::Native => ModuleRole::Other,
+    }
 }
 
 /// The file's constants; empty if it has none.

@@ -239,65 +239,25 @@ impl Trial<'_> {
         if self.stopped() {
             return self.stopped_early(earlier);
         }
-        let mut journal = match earlier {
-            Some(journal) => {
+        let (mut journal, mut writer) = match (earlier, appended) {
+            (Some(mut journal), Some(mut writer)) => {
                 self.gates_fit(&journal.head.design.metrics)?;
-                journal
+                self.plan_anew(&mut journal, &mut writer)?;
+                (journal, writer)
             }
-            None => {
-                let metrics = match &kind {
-                    Kind::Batch(_) => {
-                        batch::metrics(&first.first().map(|r| r.readings.clone()).unwrap_or_default())
-                    }
-                    Kind::Server(server) => server::metrics(server, first.first().context("interrupted")?),
-                };
-                self.gates_fit(&metrics)?;
-                // A metric of --fail-on is primary.
-                let gated = |m: &Metric| self.gates.iter().any(|gate| gate.is_of(m));
-                let metrics: Vec<Metric> =
-                    metrics.into_iter().map(|m| Metric { primary: m.primary || gated(&m), ..m }).collect();
+            _ => {
+                let metrics = self.metrics(&kind, &first)?;
                 let predicted = self.predicted(&kind, &arms, &metrics);
                 if self.stopped() {
                     return self.stopped_early(None);
                 }
-                Journal {
-                    head: Head {
-                        origin: Some(origin),
-                        ..self.head(&arms, metrics, predicted, rates, &first)
-                    },
-                    blocks: vec![],
-                    planned: false,
-                }
+                let head = self.head(&arms, metrics, predicted, rates, &first);
+                let head = Head { origin: Some(origin), ..head };
+                let writer = Writer::create(&path, &head)?;
+                (Journal { head, blocks: vec![], planned: false }, writer)
             }
         };
-        let mut writer = match appended {
-            Some(writer) => writer,
-            None => Writer::create(&path, &journal.head)?,
-        };
-        let length = self.length();
-        if let Length::Blocks(count) = length
-            && self.args.resume.is_some()
-            && !journal.planned
-        {
-            let design = &mut journal.head.design;
-            let family = plan::family(design.arms.len(), &design.metrics);
-            design.settings.planned = count;
-            design.settings.looks = plan::looks(count, design.arms.len(), family);
-            writer.plan(design)?;
-        }
-        let mut progress = Progress::new(self.printer);
-        let subject: &mut dyn Subject = match &mut kind {
-            Kind::Batch(batch) => batch,
-            Kind::Server(server) => server,
-        };
-        let mut conduct = Conduct {
-            subject,
-            writer: &mut writer,
-            interrupted: self.interrupted,
-            on_event: &mut |event| progress.show(event),
-        };
-        let end = conduct.run(&mut journal, length);
-        drop(progress);
+        let end = self.blocks(&mut kind, &mut writer, &mut journal);
         let done = journal.blocks.len();
         let mut tried = Tried::of(&journal, &path);
         match end {
@@ -313,6 +273,48 @@ impl Trial<'_> {
             }
         }
         Ok(tried)
+    }
+
+    /// The metrics of a new trial.
+    fn metrics(&self, kind: &Kind, first: &[Ran]) -> anyhow::Result<Vec<Metric>> {
+        let metrics = match kind {
+            Kind::Batch(_) => batch::metrics(&first.first().map(|r| r.readings.clone()).unwrap_or_default()),
+            Kind::Server(server) => server::metrics(server, first.first().context("interrupted")?),
+        };
+        self.gates_fit(&metrics)?;
+        // A metric of --fail-on is primary.
+        let gated = |m: &Metric| self.gates.iter().any(|gate| gate.is_of(m));
+        Ok(metrics.into_iter().map(|m| Metric { primary: m.primary || gated(&m), ..m }).collect())
+    }
+
+    /// A continued trial that has no plan yet takes the number of blocks of --blocks.
+    fn plan_anew(&self, journal: &mut Journal, writer: &mut Writer) -> anyhow::Result<()> {
+        if let Length::Blocks(count) = self.length()
+            && !journal.planned
+        {
+            let design = &mut journal.head.design;
+            let family = plan::family(design.arms.len(), &design.metrics);
+            design.settings.planned = count;
+            design.settings.looks = plan::looks(count, design.arms.len(), family);
+            writer.plan(design)?;
+        }
+        Ok(())
+    }
+
+    /// Runs the blocks that are not in the journal yet.
+    fn blocks(&self, kind: &mut Kind, writer: &mut Writer, journal: &mut Journal) -> Result<End, Error> {
+        let mut progress = Progress::new(self.printer);
+        let subject: &mut dyn Subject = match kind {
+            Kind::Batch(batch) => batch,
+            Kind::Server(server) => server,
+        };
+        let mut conduct = Conduct {
+            subject,
+            writer,
+            interrupted: self.interrupted,
+            on_event: &mut |event| progress.show(event),
+        };
+        conduct.run(journal, self.length())
     }
 
     /// All blocks are done, or --blocks names the number of blocks that are done.

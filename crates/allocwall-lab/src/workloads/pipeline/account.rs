@@ -157,40 +157,7 @@ pub fn told(
     };
     let stalls = Stalls { producers: of(Role::Producer), consumers: of(Role::Consumer) };
 
-    let mut latencies: BTreeMap<Measure, Pair> = BTreeMap::new();
-    if spec.rate.is_some() {
-        for thread in threads.iter().filter(|t| t.role == Role::Consumer) {
-            for (record, disturbed) in thread.records.iter().zip(disturbed(&thread.records, &stalls)) {
-                if record.intended < from {
-                    continue;
-                }
-                for measure in Measure::ALL {
-                    let ns = cycles.ns(record.cycles(measure)) as u64;
-                    let pair = latencies.entry(measure).or_default();
-                    pair.all.record(ns);
-                    if !disturbed {
-                        pair.undisturbed.record(ns);
-                    }
-                }
-            }
-        }
-    }
     let timed = |span: &&Span| relative(span.1) >= from;
-    let one = |thread: &Thread| {
-        let took = |span: &Span| cycles.ns(span.1 - span.0);
-        let stalls: Vec<f64> = thread.watch.stalls.iter().filter(timed).map(took).collect();
-        ThreadTold {
-            role: thread.role,
-            cpu: thread.cpu,
-            stalls: stalls.len() as u64,
-            stalled_ns: stalls.iter().sum(),
-            longest_ns: stalls.iter().copied().fold(0.0, f64::max),
-            held: thread.watch.held.iter().filter(timed).count() as u64,
-            held_ns: thread.watch.held.iter().filter(timed).map(took).sum(),
-            involuntary_switches: thread.switches,
-            minor_faults: thread.faults,
-        }
-    };
     let whole_s = (cycles.ns(last) / 1e9).max(1e-9);
     let blocks = threads.iter().map(|t| t.blocks).sum::<u64>();
     Told {
@@ -200,12 +167,50 @@ pub fn told(
         handoff_ns: threads.iter().find_map(|t| t.handoff_ns),
         clock: cycles.source().title().to_owned(),
         threshold_ns: cycles.ns(threshold),
-        latencies,
-        threads: threads.iter().map(one).collect(),
+        latencies: spec.rate.map_or_else(BTreeMap::new, |_| latencies(threads, &stalls, from, cycles)),
+        threads: threads.iter().map(|thread| thread_told(thread, cycles, &timed)).collect(),
         refused: threads.iter().map(|t| t.refused).sum(),
         pressure_per_s: blocks as f64 / whole_s,
         stolen_ns,
         unseen,
+    }
+}
+
+/// The latencies of the orders that were due at `from` or later.
+fn latencies(threads: &[Thread], stalls: &Stalls, from: u64, cycles: Cycles) -> BTreeMap<Measure, Pair> {
+    let mut latencies: BTreeMap<Measure, Pair> = BTreeMap::new();
+    for thread in threads.iter().filter(|t| t.role == Role::Consumer) {
+        for (record, disturbed) in thread.records.iter().zip(disturbed(&thread.records, stalls)) {
+            if record.intended < from {
+                continue;
+            }
+            for measure in Measure::ALL {
+                let ns = cycles.ns(record.cycles(measure)) as u64;
+                let pair = latencies.entry(measure).or_default();
+                pair.all.record(ns);
+                if !disturbed {
+                    pair.undisturbed.record(ns);
+                }
+            }
+        }
+    }
+    latencies
+}
+
+/// `timed`: whether a span ended in the measured part.
+fn thread_told(thread: &Thread, cycles: Cycles, timed: &dyn Fn(&&Span) -> bool) -> ThreadTold {
+    let took = |span: &Span| cycles.ns(span.1 - span.0);
+    let stalls: Vec<f64> = thread.watch.stalls.iter().filter(timed).map(took).collect();
+    ThreadTold {
+        role: thread.role,
+        cpu: thread.cpu,
+        stalls: stalls.len() as u64,
+        stalled_ns: stalls.iter().sum(),
+        longest_ns: stalls.iter().copied().fold(0.0, f64::max),
+        held: thread.watch.held.iter().filter(timed).count() as u64,
+        held_ns: thread.watch.held.iter().filter(timed).map(took).sum(),
+        involuntary_switches: thread.switches,
+        minor_faults: thread.faults,
     }
 }
 

@@ -17,7 +17,7 @@ use allocwall_trial::run::{self, Start};
 use allocwall_trial::session;
 use allocwall_trial::{BASELINES, Design, Settings, TrialResult, plan};
 use anyhow::{Context, anyhow, bail};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -160,35 +160,7 @@ impl Bench<'_> {
                 "no outcome is possible with fewer than {fewest} blocks: use --blocks {fewest} or more"
             ));
         }
-        let mut documents = Vec::new();
-        let mut no_tlb = None;
-        for program in programs {
-            if self.stopped() {
-                break;
-            }
-            let outcome = match self.program(program, set, &arms) {
-                Ok(Some(outcome)) => outcome,
-                Ok(None) => break,
-                Err(error) => {
-                    self.printer.error(&error.context(program.name.clone()));
-                    continue;
-                }
-            };
-            no_tlb = no_tlb.or_else(|| obmalloc::no_tlb(&outcome));
-            if args.json {
-                documents.push(json!({
-                    "name": program.name,
-                    "about": program.about,
-                    "trial": trial_json::value(&outcome, &[]),
-                }))
-            } else {
-                documents.push(json!(null));
-                self.printer.data(&obmalloc::table(program, &outcome))?;
-            }
-        }
-        if let Some(why) = no_tlb {
-            self.printer.note(&format!("TLB misses were not counted: {why}"));
-        }
+        let documents = self.measure(programs, set, &arms)?;
         let measured = !documents.is_empty();
         if args.json {
             let skipped: Vec<_> = skipped.iter().map(|s| json!({ "name": s.name, "why": s.why })).collect();
@@ -205,6 +177,40 @@ impl Bench<'_> {
             self.printer.data(&format!("{document:#}\n"))?;
         }
         Ok(if measured && !self.stopped() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+
+    /// Runs the trial of each program. Prints its table, or with --json only returns its part of the document.
+    fn measure(&self, programs: Vec<&Program>, set: Set, arms: &[BenchArm]) -> anyhow::Result<Vec<Value>> {
+        let mut documents = Vec::new();
+        let mut no_tlb = None;
+        for program in programs {
+            if self.stopped() {
+                break;
+            }
+            let outcome = match self.program(program, set, arms) {
+                Ok(Some(outcome)) => outcome,
+                Ok(None) => break,
+                Err(error) => {
+                    self.printer.error(&error.context(program.name.clone()));
+                    continue;
+                }
+            };
+            no_tlb = no_tlb.or_else(|| obmalloc::no_tlb(&outcome));
+            if self.args.json {
+                documents.push(json!({
+                    "name": program.name,
+                    "about": program.about,
+                    "trial": trial_json::value(&outcome, &[]),
+                }))
+            } else {
+                documents.push(json!(null));
+                self.printer.data(&obmalloc::table(program, &outcome))?;
+            }
+        }
+        if let Some(why) = no_tlb {
+            self.printer.note(&format!("TLB misses were not counted: {why}"));
+        }
+        Ok(documents)
     }
 
     fn stopped(&self) -> bool {

@@ -453,6 +453,44 @@ impl Bench<'_> {
         ])
     }
 
+    fn once(&self, ways: &[Way], pressure: f64, cpus: &[u32]) -> anyhow::Result<Once<'_>> {
+        let args = self.args;
+        let mut prepared = vec![];
+        let limit = RUN_LIMIT
+            + Duration::from_secs_f64(3.0 * (args.orders + args.warm_up) / args.rate.0.unwrap_or(1e6));
+        for way in ways {
+            let command = self.command(&self.spec(way.variant, pressure, cpus.to_vec()))?;
+            let facts = TargetFacts::of(&command, &arms::environment())?;
+            let base = Start { stdout: Output::Keep(LONGEST_TOLD), ..Start::new(command, limit) };
+            prepared.push(Prepared::of(&base, &way.remedies.resolve(&self.inventory, &facts)?));
+        }
+        Ok(Once {
+            arms: session::equalised(prepared),
+            keeper_exe: self.keeper.to_owned(),
+            offered: args.rate.0,
+            interrupted: self.interrupted,
+            last: RefCell::new(None),
+        })
+    }
+
+    fn design(&self, ways: &[Way], number: usize) -> Design {
+        let args = self.args;
+        let metrics = metrics(args.rate.0);
+        let family = plan::family(ways.len(), &metrics);
+        let default = if args.sweep { 5 } else { plan::default_blocks(ways.len(), family) };
+        let planned = args.blocks.map_or(default, |blocks| blocks as usize);
+        Design {
+            settings: Settings {
+                seed: self.seed.wrapping_add(number as u64),
+                effect: plan::DEFAULT_EFFECT,
+                planned,
+                looks: vec![planned],
+            },
+            arms: session::arms(ways.iter().map(|way| way.name.as_str()), vec![]),
+            metrics,
+        }
+    }
+
     fn point(
         &self,
         placement: &Placement,
@@ -466,22 +504,7 @@ impl Bench<'_> {
         if pressure == 0.0 {
             cpus.truncate(args.threads.0 + args.threads.1);
         }
-        let mut prepared = vec![];
-        let limit = RUN_LIMIT
-            + Duration::from_secs_f64(3.0 * (args.orders + args.warm_up) / args.rate.0.unwrap_or(1e6));
-        for way in ways {
-            let command = self.command(&self.spec(way.variant, pressure, cpus.clone()))?;
-            let facts = TargetFacts::of(&command, &arms::environment())?;
-            let base = Start { stdout: Output::Keep(LONGEST_TOLD), ..Start::new(command, limit) };
-            prepared.push(Prepared::of(&base, &way.remedies.resolve(&self.inventory, &facts)?));
-        }
-        let mut once = Once {
-            arms: session::equalised(prepared),
-            keeper_exe: self.keeper.to_owned(),
-            offered: args.rate.0,
-            interrupted: self.interrupted,
-            last: RefCell::new(None),
-        };
+        let mut once = self.once(ways, pressure, &cpus)?;
         let proofs = self.folder.join(format!("point-{number}"));
         std::fs::create_dir(&proofs).with_context(|| proofs.display().to_string())?;
         let first = once.prove(&Room::new(&proofs), self.interrupted, |arm| {
@@ -500,20 +523,8 @@ impl Bench<'_> {
         }
         once.last.take();
 
-        let metrics = metrics(args.rate.0);
-        let family = plan::family(ways.len(), &metrics);
-        let default = if args.sweep { 5 } else { plan::default_blocks(ways.len(), family) };
-        let planned = args.blocks.map_or(default, |blocks| blocks as usize);
-        let design = Design {
-            settings: Settings {
-                seed: self.seed.wrapping_add(number as u64),
-                effect: plan::DEFAULT_EFFECT,
-                planned,
-                looks: vec![planned],
-            },
-            arms: session::arms(ways.iter().map(|way| way.name.as_str()), vec![]),
-            metrics,
-        };
+        let design = self.design(ways, number);
+        let planned = design.settings.planned;
         let head = session::head(vec!["allocwall bench pipeline".into()], design, &first);
         let mut runs = Runs { once, variants: ways.iter().map(|way| way.variant).collect(), told: vec![] };
         let mut progress = Progress::new(self.printer);
