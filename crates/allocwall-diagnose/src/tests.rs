@@ -1,8 +1,10 @@
 //! Tests each wall in pairs: the wall is found, its twin is ruled out, an interval that includes a threshold gives a
 //! contributor, and a wall that could not be measured has a reason.
 
+use super::context::{Context, percent, percent_interval};
 use super::needs::{NeedState, Unmet};
 use super::remedies::Unfit;
+use super::rungs::named;
 use super::testing::{Subject, WINDOW_S, absent, computing};
 use super::{Finding, Reach, Status, Whole, remedies};
 use allocwall_model::catalogue::cost::CostClass::*;
@@ -106,10 +108,10 @@ fn a_stripped_interpreter_s_collector_is_not_ruled_out() {
     // Time that looks like allocation may be garbage collection.
     let led = python(false, &[(RuntimeAllocator, 0.45)]);
     assert_eq!(status(&led, Wall::CallRate), Status::Contributor);
-    let sentence = led.verdict().sentence;
-    assert!(sentence.contains("allocation and garbage collection together"), "{sentence}");
-    assert!(sentence.contains("Not measured: garbage collector."), "{sentence}");
-    assert_eq!(status(&python(true, &[(RuntimeAllocator, 0.45)]), Wall::CallRate), Status::Wall);
+    assert!(led.finding(Wall::CallRate).estimate.is_some());
+    assert_eq!(status(&led, Wall::GarbageCollector), Status::NotMeasured);
+    let named = python(true, &[(RuntimeAllocator, 0.45)]).finding(Wall::CallRate);
+    assert_eq!((named.status, named.estimate), (Status::Wall, None));
     // Without kernel samples too: there are samples, but the verdict is undecided.
     let mut user = python(false, &[(UnnamedKernel, 0.02)]);
     user.recording.meta.kernel_samples = false;
@@ -164,13 +166,10 @@ fn throttling_comes_first() {
     subject.shares(&[(FaultPath, 0.6)]);
     let verdict = subject.verdict();
     assert_eq!(verdict.walls[..2], [Wall::CgroupThrottling, Wall::FirstTouch]);
-    assert!(
-        verdict.sentence.starts_with("The cgroup's CPU quota is the wall: it stopped the target for 50 %"),
-        "{}",
-        verdict.sentence
-    );
     assert_eq!(verdict.remedies[0].remedy, "quota");
-    assert!(verdict.findings[0].evidence[0].contains("95 of 100 periods throttled, quota 0.50 CPUs"));
+    let throttling = subject.finding(Wall::CgroupThrottling);
+    assert!((throttling.share.expect("measured").point - 0.5).abs() < 1e-9, "{throttling:?}");
+    assert_eq!(throttling.evidence[0], "95 of 100 periods throttled, quota 0.50 CPUs");
 }
 
 #[test]
@@ -191,11 +190,7 @@ fn a_busy_neighbour_in_the_same_cgroup_is_not_the_target_s_throttling() {
     subject.cpus(0.2).waits(WaitClass::Throttled, 0.001);
     let finding = subject.finding(Wall::CgroupThrottling);
     assert_eq!(finding.status, Status::RuledOut);
-    assert!(
-        finding.evidence[1].starts_with("500 ms throttled per second in the whole cgroup"),
-        "{:?}",
-        finding.evidence
-    );
+    assert_eq!(finding.evidence[1], "500 ms throttled per second in the whole cgroup, summed over CPUs");
 }
 
 #[test]
@@ -221,11 +216,14 @@ fn steal_is_judged_on_the_target_s_part() {
 fn run_queue_names_the_competitor() {
     let mut subject = computing();
     subject.cpus(0.5).waits(WaitClass::RunQueue, 0.5);
-    subject.recording.neighbours = vec![Neighbour { pid: 7, comm: "hog".into(), cpu_ns: 15_000_000_000 }];
+    let hog = Neighbour { pid: 7, comm: "hog".into(), cpu_ns: 15_000_000_000 };
+    let name = named(&hog);
+    subject.recording.neighbours = vec![hog];
     let verdict = subject.verdict();
     assert_eq!(verdict.walls, [Wall::RunQueue]);
-    assert!(verdict.sentence.contains("mostly because of hog (pid 7)"), "{}", verdict.sentence);
-    assert!(verdict.findings[2].evidence[0].contains("hog (pid 7) 1.50"));
+    assert!(verdict.sentence.contains(&name), "{}", verdict.sentence);
+    let evidence = subject.finding(Wall::RunQueue).evidence.swap_remove(0);
+    assert!(evidence.ends_with(&format!("{name} 1.50")), "{evidence}");
     subject.waits(WaitClass::RunQueue, 0.01);
     assert_eq!(status(&subject, Wall::RunQueue), Status::RuledOut);
     subject.wait_line(WaitClass::RunQueue).thread_s = Err(absent());
@@ -250,12 +248,18 @@ fn threads_that_wait_for_one_another_are_no_interference() {
     let load = |cpu_ns| Neighbour { pid: 7, comm: "load".into(), cpu_ns };
     // The load uses 0.1 CPUs, the target's other threads 1.35: the threads wait for one another.
     subject.recording.neighbours = vec![load(1_000_000_000)];
-    assert_eq!(status(&subject, Wall::RunQueue), Status::RuledOut);
+    let finding = subject.finding(Wall::RunQueue);
+    assert_eq!(finding.status, Status::RuledOut);
+    assert!(finding.estimate.is_some());
+    // The sentence has the figure.
+    let behind = Context::new(&subject.recording, &subject.bill).behind_itself();
+    assert!(behind > 0.5, "{behind}");
     let sentence = subject.verdict().sentence;
-    assert!(sentence.contains("its threads wait for one another"), "{sentence}");
+    assert!(sentence.contains(&percent(behind)), "{sentence}");
     // A single thread waits only for other processes.
     subject.recording.threads.truncate(1);
-    assert_eq!(status(&subject, Wall::RunQueue), Status::Wall);
+    let finding = subject.finding(Wall::RunQueue);
+    assert_eq!((finding.status, finding.estimate), (Status::Wall, None));
 }
 
 #[test]
@@ -264,8 +268,9 @@ fn a_call_site_without_a_symbol_has_the_name_of_its_file() {
     let lines = subject.bill.on_cpu.as_mut().expect("sampled");
     lines[0].sites[0].function = "(no symbol)".into();
     lines[0].sites[0].module = "/usr/lib/libz.so.1".into();
-    let sentence = subject.verdict().sentence;
-    assert!(sentence.contains("most in `libz.so.1`"), "{sentence}");
+    let verdict = subject.verdict();
+    assert_eq!(verdict.site.as_deref(), Some("libz.so.1"));
+    assert!(verdict.sentence.contains("`libz.so.1`"), "{}", verdict.sentence);
 }
 
 #[test]
@@ -295,11 +300,14 @@ fn others_on_the_cpu_come_first_named_or_not() {
     // Without root, the names of other processes are unknown.
     let verdict = subject.verdict();
     assert_eq!(verdict.walls, [Wall::RunQueue, Wall::FirstTouch]);
-    assert!(verdict.sentence.ends_with("Also: first touch takes 60 % of CPU."), "{}", verdict.sentence);
-    subject.recording.neighbours = vec![Neighbour { pid: 7, comm: String::new(), cpu_ns: 9_000_000_000 }];
+    // The sentence has the figure of the second wall too.
+    assert!(verdict.sentence.contains("60 %"), "{}", verdict.sentence);
+    let nameless = Neighbour { pid: 7, comm: String::new(), cpu_ns: 9_000_000_000 };
+    let name = named(&nameless);
+    subject.recording.neighbours = vec![nameless];
     let verdict = subject.verdict();
     assert_eq!(verdict.walls, [Wall::RunQueue, Wall::FirstTouch]);
-    assert!(verdict.sentence.contains("mostly because of pid 7"), "{}", verdict.sentence);
+    assert!(verdict.sentence.contains(&name), "{}", verdict.sentence);
     assert_eq!(verdict.remedies[0].remedy, "nice");
 }
 
@@ -357,12 +365,11 @@ fn a_waiting_target_is_no_cpu_problem() {
     subject.cpus(0.04).waits(WaitClass::Storage, 0.9);
     let verdict = subject.verdict();
     assert_eq!(verdict.walls, [Wall::Waiting]);
-    assert!(
-        verdict.sentence.starts_with("This is not a CPU problem: the target used 0.04 CPUs and waited 96 %"),
-        "{}",
-        verdict.sentence
-    );
-    assert!(verdict.sentence.contains("storage"));
+    let waited = subject.finding(Wall::Waiting).share.expect("measured");
+    assert!((waited.point - 0.96).abs() < 1e-9, "{waited:?}");
+    for part in ["0.04", "96 %", "storage"] {
+        assert!(verdict.sentence.contains(part), "{part}: {}", verdict.sentence);
+    }
     assert!(verdict.remedies.is_empty());
     subject.cpus(0.5);
     assert_eq!(status(&subject, Wall::Waiting), Status::Contributor);
@@ -402,9 +409,8 @@ fn time_after_the_last_reading_of_an_ended_target_is_not_waiting() {
 fn application_locks_are_distinguished_from_idle_pools() {
     let mut subject = computing();
     subject.threads(2).waits(WaitClass::ApplicationLock, 1.0);
-    let verdict = subject.verdict();
-    assert_eq!(verdict.walls, [Wall::ApplicationLock]);
-    assert!(verdict.sentence.contains("not the allocator"), "{}", verdict.sentence);
+    assert_eq!(subject.verdict().walls, [Wall::ApplicationLock]);
+    assert_eq!(status(&subject, Wall::AllocatorContention), Status::RuledOut);
     // Unknown purpose: neither a wall nor ruled out.
     subject.unknown_waits(WaitClass::ApplicationLock, 1.0, 0.0);
     let unknown = subject.finding(Wall::ApplicationLock);
@@ -532,37 +538,48 @@ fn much_kernel_time_without_names_leaves_the_verdict_open() {
 
 #[test]
 fn memory_pressure_is_reported_in_the_sentence() {
-    let quiet = "Memory is not your wall";
-    let of = |share| {
-        let verdict = with_shares(&[(Reclaim, share)]).verdict();
+    // The part of the sentence that reports it.
+    let pressure = |subject: &Subject| {
+        let verdict = subject.verdict();
         assert!(verdict.walls.is_empty());
-        verdict.sentence
+        let reported = super::sentence::pressure(&Context::new(&subject.recording, &subject.bill));
+        if let Some(text) = &reported {
+            assert!(verdict.sentence.starts_with(text.as_str()), "{}", verdict.sentence);
+        }
+        reported
     };
-    let sentence = of(0.6);
-    assert!(sentence.starts_with("Memory pressure: 60 % (59–61 %) of CPU"), "{sentence}");
-    assert!(of(0.05).starts_with("Memory pressure is not ruled out"), "{}", of(0.05));
-    assert!(of(0.04).starts_with(quiet), "{}", of(0.04));
+    let of = |share| pressure(&with_shares(&[(Reclaim, share)]));
+    let most = of(0.6).expect("reported");
+    let figures = percent_interval(Interval::new(0.59, 0.6, 0.61));
+    assert!(most.contains(&figures), "{most}");
+    // An interval that includes the threshold is not reported as certain.
+    let heading = |text: &str| text.split(':').next().map(str::to_owned);
+    assert_eq!(heading(&of(0.2).expect("reported")), heading(&most));
+    assert_ne!(heading(&of(0.05).expect("reported")), heading(&most));
+    assert_eq!(of(0.04), None);
     // The sentence also names a contributor.
-    let both = with_shares(&[(Reclaim, 0.2), (FaultPath, 0.1)]).verdict().sentence;
-    assert!(both.contains("reclaim") && both.contains("first touch takes 10 %"), "{both}");
+    let both = with_shares(&[(Reclaim, 0.2), (FaultPath, 0.1)]);
+    assert!(pressure(&both).is_some());
+    let sentence = both.verdict().sentence;
+    assert!(sentence.contains(Wall::FirstTouch.title()) && sentence.contains("10 %"), "{sentence}");
 
     let stalled = |us| {
         let mut subject = computing();
         subject.first_host().psi_memory_us = Some(0);
         subject.last_host().psi_memory_us = us;
-        subject.verdict().sentence
+        pressure(&subject)
     };
-    assert!(stalled(Some(2_000_000)).contains("stall for memory 20 % of the time"));
+    assert!(stalled(Some(2_000_000)).is_some_and(|text| text.contains("20 %")));
     for small in [Some(500_000), None] {
-        assert!(stalled(small).starts_with(quiet), "{}", stalled(small));
+        assert_eq!(stalled(small), None, "{small:?}");
     }
     let major = |rate| {
         let mut subject = computing();
         subject.bill.rates.major_faults = Ok(rate);
-        subject.verdict().sentence
+        pressure(&subject)
     };
-    assert!(major(500.0).contains("500 major faults a second"), "{}", major(500.0));
-    assert!(major(5.0).starts_with(quiet));
+    assert!(major(500.0).is_some_and(|text| text.contains("500")));
+    assert_eq!(major(5.0), None);
     // With long names, and with walls that were not measured.
     let mut long = with_shares(&[(UnnamedKernel, 0.1)]);
     long.bill.rates.major_faults = Ok(123_456.0);
@@ -570,7 +587,10 @@ fn memory_pressure_is_reported_in_the_sentence() {
     let lines = long.bill.on_cpu.as_mut().expect("sampled");
     lines[0].sites[0].function = "x".repeat(100);
     let sentence = long.verdict().sentence;
-    assert!(sentence.contains("Not measured: first touch, map churn"), "{sentence}");
+    for wall in [Wall::FirstTouch, Wall::MapChurn] {
+        assert_eq!(status(&long, wall), Status::NotMeasured, "{wall:?}");
+        assert!(sentence.contains(wall.title()), "{sentence}");
+    }
     assert!(sentence.chars().count() <= super::sentence::LONGEST_SENTENCE, "{sentence}");
 }
 
@@ -680,14 +700,17 @@ fn numa_is_not_compared_with_walls_of_time() {
     let last = subject.last_host();
     (last.numa_remote, last.numa_local) = (Some(30_000), Some(70_000));
     assert_eq!(status(&subject, Wall::Numa), Status::Contributor);
-    let sentence = |s: &Subject| s.verdict().sentence;
-    assert!(sentence(&subject).starts_with("No wall, but first touch takes 12 %"), "{}", sentence(&subject));
+    let leading = |s: &Subject| {
+        let judged = super::rungs::walk(&Context::new(&s.recording, &s.bill));
+        super::sentence::leading_contributor(&judged)
+    };
+    let verdict = subject.verdict();
+    assert_eq!((&verdict.walls[..], leading(&subject)), (&[][..], Some(Wall::FirstTouch)));
+    assert!(verdict.sentence.contains("12 %"), "{}", verdict.sentence);
     subject.shares(&[]);
-    assert!(
-        sentence(&subject).starts_with("No wall, but 30 % of new pages are on a remote node;"),
-        "{}",
-        sentence(&subject)
-    );
+    let verdict = subject.verdict();
+    assert_eq!((&verdict.walls[..], leading(&subject)), (&[][..], Some(Wall::Numa)));
+    assert!(verdict.sentence.contains("30 %"), "{}", verdict.sentence);
 }
 
 // ---- call rate, allocator code, contention ----
@@ -734,23 +757,20 @@ fn the_entry_points_share_is_read_on_glibc_alone() {
         for (symbol, n) in symbols {
             subject.malloc_leaves((!symbol.is_empty()).then_some(symbol), *n);
         }
-        let verdict = subject.verdict();
-        (verdict.walls, verdict.sentence)
+        (subject.verdict().walls, subject.finding(Wall::CallRate).estimate)
     };
     // In musl, all samples of the allocator are in its entry points, so they show nothing.
-    let (walls, sentence) = of(AllocatorKind::Musl, &[("malloc", 24), ("", 76)], 0);
+    let (walls, estimate) = of(AllocatorKind::Musl, &[("malloc", 24), ("", 76)], 0);
     assert_eq!(walls, [Wall::CallRate]);
-    assert!(sentence.contains("it is unknown whether"), "{sentence}");
-    let (walls, sentence) = of(AllocatorKind::Glibc, &[("malloc", 55), ("", 45)], 0);
-    assert_eq!(walls, [Wall::CallRate]);
-    assert!(sentence.contains("many cheap calls, each one fast"), "{sentence}");
+    assert!(estimate.is_some(), "it is unknown whether the calls are too many or too slow");
+    let (walls, estimate) = of(AllocatorKind::Glibc, &[("malloc", 55), ("", 45)], 0);
+    assert_eq!((&walls[..], estimate), (&[Wall::CallRate][..], None));
     // Linked into the program, recognized by its names only.
     let linked = [("_rjem_malloc", 40), ("_rjem_je_arena_cache_bin_fill_small", 60)];
     let (walls, _) = of(AllocatorKind::Jemalloc, &linked, 1);
     assert_eq!(walls, [Wall::AllocatorCode]);
-    let (walls, sentence) = of(AllocatorKind::Jemalloc, &[("_rjem_malloc", 100)], 1);
-    assert_eq!(walls, [Wall::CallRate]);
-    assert!(sentence.contains("many cheap calls, each one fast"), "{sentence}");
+    let (walls, estimate) = of(AllocatorKind::Jemalloc, &[("_rjem_malloc", 100)], 1);
+    assert_eq!((&walls[..], estimate), (&[Wall::CallRate][..], None));
 }
 
 #[test]
@@ -825,14 +845,19 @@ fn memory_outside_the_heap_that_was_walked_is_not_ruled_out() {
 
 #[test]
 fn retention_below_a_wall_is_added_to_the_sentence() {
-    let sentence = heap(0.6 * (1u64 << 30) as f64, 1 << 30).verdict().sentence;
-    assert!(sentence.starts_with("Memory is not your wall"), "{sentence}");
-    assert!(
-        sentence.contains("Also: 40 % of resident memory is free, but not returned to the system."),
-        "{sentence}"
-    );
-    let sentence = heap(0.9 * (1u64 << 30) as f64, 1 << 30).verdict().sentence;
-    assert!(!sentence.contains("not returned to the system"), "{sentence}");
+    let judged = |live: f64| {
+        let subject = heap(live * (1u64 << 30) as f64, 1 << 30);
+        let verdict = subject.verdict();
+        assert!(verdict.walls.is_empty());
+        (status(&subject, Wall::Retention), verdict.sentence)
+    };
+    let (status, sentence) = judged(0.6);
+    assert_eq!(status, Status::Contributor);
+    assert!(sentence.contains("40 %"), "{sentence}");
+    let (status, sentence) = judged(0.9);
+    assert_eq!(status, Status::RuledOut);
+    // 10 % of resident memory is free. No other figure of the sentence is 10 %.
+    assert!(!sentence.contains("10 %"), "{sentence}");
 }
 
 #[test]
@@ -1077,13 +1102,9 @@ fn a_list_that_is_set_already_is_not_silently_replaced() {
         let jemalloc = remedies.into_iter().find(|p| p.remedy == "jemalloc").expect("offered");
         jemalloc.how.remark.expect("the package")
     };
-    assert!(!note(&subject).contains("already"));
+    assert!(!note(&subject).contains("/lib/other.so"));
     subject.process().environment = vec![("LD_PRELOAD".into(), "/lib/other.so".into())];
-    assert!(
-        note(&subject).ends_with("LD_PRELOAD already contains /lib/other.so: keep it"),
-        "{}",
-        note(&subject)
-    );
+    assert!(note(&subject).contains("/lib/other.so"), "{}", note(&subject));
 }
 
 #[test]
@@ -1288,9 +1309,15 @@ fn a_weight_is_raised_for_every_thread_of_every_busy_process() {
     let (few, note, undo) = with_backends(3);
     assert!(few.contains("-p 103,102,101)") && !note.contains("busiest"), "{few}");
     assert_eq!(undo, "renice -n 0 -p $(ps -L -o tid= -p 103,102,101)");
-    let (_, note, undo) = with_backends(12);
-    assert!(note.ends_with("; the busiest 8 of 12 processes"), "{note}");
-    assert!(undo.ends_with(",105)   # the busiest 8 of 12 processes"), "{undo}");
+    let (many, note, undo) = with_backends(12);
+    let busiest = "-p 112,111,110,109,108,107,106,105)";
+    assert!(many.contains(busiest), "{many}");
+    let (undo, of_undo) = undo.split_once('#').expect("a comment");
+    assert!(undo.trim_end().ends_with(busiest), "{undo}");
+    for comment in [note.as_str(), of_undo] {
+        let numbers = comment.split(|c: char| !c.is_ascii_digit()).filter(|n| !n.is_empty());
+        assert!(numbers.collect::<Vec<_>>().ends_with(&["8", "12"]), "{comment}");
+    }
 }
 
 #[test]

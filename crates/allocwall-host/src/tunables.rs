@@ -186,14 +186,18 @@ glibc.gmon.minarcs: 50 (min: 50, max: 2147483647)\n";
         let check = |name: &str, value: &str| tunable(name).check(value);
         assert_eq!(check("glibc.malloc.perturb", "255"), Ok("255".into()));
         let refused = check("glibc.malloc.perturb", "256").unwrap_err();
-        assert!(refused.contains("out of range") && refused.contains("0 to 255"), "{refused}");
-        assert!(check("glibc.malloc.perturb", "many").unwrap_err().contains("0 to 255"));
+        let range = tunable("glibc.malloc.perturb").range();
+        assert!(refused.contains(&range), "{refused}");
+        let unreadable = check("glibc.malloc.perturb", "many").unwrap_err();
+        assert!(unreadable.contains(&range), "{unreadable}");
+        assert_ne!(refused.replace("256", "many"), unreadable, "one reason for both");
         assert_eq!(check("glibc.malloc.arena_max", "2"), Ok("2".into()));
         assert!(check("glibc.malloc.arena_max", "0").is_err());
         assert!(check("glibc.malloc.arena_max", "-1").is_err());
         assert_eq!(check("glibc.malloc.trim_threshold", "64M"), Ok("67108864".into()));
         assert_eq!(check("glibc.rtld.nns", "0x10"), Ok("16".into()));
-        assert!(check("glibc.rtld.nns", "17").unwrap_err().contains("1 to 16"));
+        let refused = check("glibc.rtld.nns", "17").unwrap_err();
+        assert!(refused.contains(&tunable("glibc.rtld.nns").range()), "{refused}");
     }
 
     #[test]
@@ -220,7 +224,7 @@ glibc.gmon.minarcs: 50 (min: 50, max: 2147483647)\n";
     fn a_loader_without_a_list_is_an_absence() {
         for program in ["/bin/true", "/bin/false", "/nonexistent"] {
             let absence = of_loader(Path::new(program)).unwrap_err();
-            assert!(absence.detail.contains("lists no tunables"), "{absence}");
+            assert!(absence.detail.starts_with(program), "{absence}");
         }
     }
 

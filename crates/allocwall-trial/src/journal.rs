@@ -429,7 +429,7 @@ mod tests {
         let (_dir, path) = written(1);
         let first = Writer::append_to(&path).unwrap();
         let error = Writer::append_to(&path).err().unwrap();
-        assert!(error.to_string().contains("another trial that is running"), "{error}");
+        assert!(matches!(error, Error::Refused(_)), "{error}");
         drop(first);
         assert!(Writer::append_to(&path).is_ok());
     }
@@ -488,7 +488,7 @@ mod tests {
         assert_eq!(read(&path).unwrap().blocks.len(), MOST_BLOCKS);
         let refused = || read(&path).unwrap_err().to_string();
         Writer::append_to(&path).unwrap().block(&block(MOST_BLOCKS)).unwrap();
-        assert!(refused().contains("line 502: a trial has at most 500 blocks"), "{}", refused());
+        assert!(refused().contains("line 502") && refused().contains("500 blocks"), "{}", refused());
         // The same for planned blocks, in the first line and in a later one.
         let (_dir, path) = written(1);
         let refused = || read(&path).unwrap_err().to_string();
@@ -496,7 +496,7 @@ mod tests {
         let hostile = text.replacen("\"planned\":6", "\"planned\":1000000000000000", 1);
         assert_ne!(hostile, text);
         std::fs::write(&path, hostile).unwrap();
-        assert!(refused().contains("it plans 1000000000000000 blocks"), "{}", refused());
+        assert!(refused().contains("1000000000000000"), "{}", refused());
         std::fs::write(&path, &text).unwrap();
         let mut design = head().design;
         design.settings.planned = MOST_BLOCKS;
@@ -504,7 +504,7 @@ mod tests {
         assert_eq!(read(&path).unwrap().head.design, design);
         design.settings.planned += 1;
         Writer::append_to(&path).unwrap().plan(&design).unwrap();
-        assert!(refused().contains("line 4: it plans 501 blocks"), "{}", refused());
+        assert!(refused().contains("line 4") && refused().contains("501 blocks"), "{}", refused());
     }
 
     #[test]
@@ -535,13 +535,13 @@ mod tests {
         assert_eq!(with(room).unwrap().blocks.len(), 1);
         for added in [room + 1, 10 * LONGEST_FIRST_LINE] {
             let error = with(added).unwrap_err().to_string();
-            assert!(error.ends_with("its first line is longer than 1 MiB"), "{error}");
+            assert!(error.contains("first line") && error.contains("1 MiB"), "{error}");
         }
         // A trial that could not be read is not written.
         let new = dir.path().join("new");
         let head = Head { command: vec!["x".repeat(LONGEST_FIRST_LINE)], ..head() };
-        let error = Writer::create(&new, &head).err().unwrap().to_string();
-        assert!(error.contains("can't be saved") && !new.exists(), "{error}");
+        let error = Writer::create(&new, &head).err().unwrap();
+        assert!(matches!(error, Error::Refused(_)) && !new.exists(), "{error}");
     }
 
     #[test]

@@ -401,15 +401,11 @@ mod tests {
 
     #[test]
     fn samples_that_miss_what_the_kernel_charged_are_no_basis_for_a_bill() {
-        for samples in [0, 12, 1_400] {
+        for (samples, shown) in [(0, "0.00 s"), (12, "0.01 s"), (1_400, "1.40 s")] {
             let bill = charged_and_sampled(samples);
             let why = bill.on_cpu.unwrap_err();
             assert_eq!(why.reason, Reason::TooLittle);
-            assert!(
-                why.detail
-                    .starts_with("the kernel charged 15.00 s of CPU to the target, but samples show only "),
-                "{why}"
-            );
+            assert!(why.detail.contains("15.00 s") && why.detail.contains(shown), "{why}");
             assert_eq!((bill.cpu_s, bill.sampled.is_err()), (15.0, true));
         }
         assert!(charged_and_sampled(14_000).on_cpu.is_ok());
@@ -431,9 +427,10 @@ mod tests {
             }
             of(&s.recording).on_cpu.unwrap_err().detail
         };
-        assert!(said(0, true).ends_with("it used no CPU in the window"));
-        assert!(said(20, true).ends_with("it used 20 ms of CPU in the window"));
-        assert!(said(20, false).ends_with("its CPU time could not be read"));
+        let (idle, unread) = (said(0, true), said(20, false));
+        assert!(said(20, true).contains("20 ms"), "{}", said(20, true));
+        assert!(!idle.contains(" ms") && !unread.contains(" ms"), "{idle}; {unread}");
+        assert_ne!(idle, unread);
     }
 
     #[test]

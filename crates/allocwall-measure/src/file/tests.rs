@@ -201,7 +201,7 @@ fn other_formats_are_named() {
     assert!(newer.contains(&format!("format {}", FORMAT_VERSION + 1)) && newer.contains("newer"), "{newer}");
     let older = with_version(FORMAT_VERSION - 1);
     assert!(older.contains(&format!("this program reads format {FORMAT_VERSION}")), "{older}");
-    assert!(decoded(b"{\"verdict\": 1}").unwrap_err().contains("does not start with the header"));
+    assert!(decoded(b"{\"verdict\": 1}").unwrap_err().contains("header"));
 }
 
 #[test]
@@ -210,7 +210,7 @@ fn parts_out_of_order_are_refused() {
         (|| Part::Head(Box::new(head())), || Part::Batch(Box::new(batch())), || Part::Tail(Box::new(tail())));
     for parts in [vec![b()], vec![t()], vec![h(), h()], vec![h(), b(), t(), b()], vec![h(), b(), t(), t()]] {
         let why = decoded(&bytes(&parts)).unwrap_err();
-        assert!(why.contains("out of order"), "{why}");
+        assert!(why.contains("order"), "{why}");
     }
     // A tail that belongs to other samples.
     assert!(decoded(&bytes(&[h(), t()])).unwrap_err().contains("tail"));
@@ -227,7 +227,7 @@ fn a_chunk_that_unpacks_to_more_than_it_may_is_refused() {
     bomb.extend(crc32fast::hash(&body).to_le_bytes());
     bomb.extend(&body);
     assert!(bomb.len() < 100_000);
-    assert!(decoded(&bomb).unwrap_err().contains("unpacks to more"));
+    assert!(decoded(&bomb).unwrap_err().contains("unpacks"));
     // A length alone causes no allocation.
     let mut long = bytes(&[Part::Head(Box::new(head()))]);
     long.extend(u32::MAX.to_le_bytes());
@@ -288,8 +288,8 @@ fn only_recordings_are_replaced_and_only_once_there_is_something_to_write() {
     let link = folder.path().join("link");
     symlink(&path, &link).unwrap();
     for refused in [text.as_path(), link.as_path(), folder.path()] {
-        let error = Writer::create(Some(refused)).err().expect("refused").to_string();
-        assert!(error.contains("name another file"), "{error}");
+        let error = Writer::create(Some(refused)).err().expect("refused");
+        assert!(matches!(error, Error::Refused(_)), "{error}");
     }
     assert_eq!(std::fs::read(&text).unwrap(), b"mine");
     let error = Writer::create(Some(Path::new("/nonexistent/x"))).err().unwrap();

@@ -398,7 +398,7 @@ fn options_follow_the_program_and_nodes_bind_their_cpus() {
     assert_eq!(applied.command, ["nohup", "java", "-Xmx2147483648", "-jar", "x.jar"]);
     java.programs[0].place = None;
     let refused = resolve("jvm-heap=2G", &inventory(), &java).unwrap_err();
-    assert!(refused.0.contains("through a script"), "{refused}");
+    assert!(refused.0.contains("script"), "{refused}");
 
     let applied = resolve("nodes=0", &inventory(), &facts()).unwrap();
     assert_eq!((applied.nodes, applied.cpus), (Some(vec![0]), Some(vec![0, 1])));
@@ -539,7 +539,7 @@ fn without_a_list_tunables_are_not_checked_and_a_note_says_so() {
     let both = "glibc.malloc.arena_max=2:glibc.malloc.trim_threshold=1048576";
     assert_eq!(env(&applied), [set("GLIBC_TUNABLES", both)]);
     assert_eq!(applied.notes.len(), 2);
-    assert!(applied.notes[0].contains("was not checked") && applied.notes[0].contains("2.33"));
+    assert!(applied.notes[0].contains("arena_max") && applied.notes[0].contains("2.33"));
     assert!(resolve("glibc:arena_max=2", &inventory(), &self::facts()).unwrap().notes.is_empty());
 }
 
@@ -721,7 +721,7 @@ fn glibc_remedies_are_refused_for_programs_with_musl() {
         let mimalloc = live().installed.iter().any(|found| found.kind == AllocatorKind::Mimalloc);
         if is_dynamic && mimalloc {
             let line = resolve("mimalloc-musl", &live(), &facts).unwrap_err().0;
-            assert!(line.contains("is linked with glibc"), "{line}");
+            assert!(line.contains("glibc"), "{line}");
         }
     }
 }
@@ -740,7 +740,7 @@ fn wrong_libraries(folder: &Path, facts: &TargetFacts) {
     bytes[18..20].copy_from_slice(&other.to_le_bytes());
     std::fs::write(&copy, &bytes).unwrap();
     let line = resolve(&arm, &live(), facts).unwrap_err().0;
-    assert!(line.contains("is for aarch64") || line.contains("is for x86-64"), "{line}");
+    assert!(line.contains(if other == 183 { "aarch64" } else { "x86-64" }), "{line}");
     // A library that fits is found after one that doesn't.
     let mut inventory = inventory();
     inventory.installed.push(InstalledAllocator {
@@ -773,7 +773,7 @@ fn wrong_libraries(folder: &Path, facts: &TargetFacts) {
     assert_eq!(env(&applied), [set("ALLOCWALL_PREFAULT", "1048576"), set("LD_PRELOAD", &list)]);
     assert!(applied.expects.contains(&Expectation::ResidentAtStart(1 << 20)));
     std::fs::write(&copy, "a text file, not a library").unwrap();
-    assert!(resolve(&arm, &live(), facts).unwrap_err().0.contains("not an ELF file"));
+    assert!(resolve(&arm, &live(), facts).unwrap_err().0.contains("ELF"));
     let missing = resolve("jemalloc@/nonexistent/x.so", &live(), facts).unwrap_err().0;
     assert!(missing.contains("/nonexistent/x.so"), "{missing}");
     // A library without a malloc.
@@ -782,7 +782,7 @@ fn wrong_libraries(folder: &Path, facts: &TargetFacts) {
         println!("skipped in part: no {}", libm.display());
     } else {
         let line = resolve(&format!("jemalloc@{}", libm.display()), &live(), facts).unwrap_err().0;
-        assert!(line.contains("defines no malloc"), "{line}");
+        assert!(line.contains("no malloc"), "{line}");
     }
 }
 
@@ -829,6 +829,6 @@ fn scripts_and_starters_are_followed_while_the_next_program_is_certain() {
     assert_eq!(facts.env_changed, ["X", "Y"]);
     assert_eq!(facts.certain().unwrap().place, Some(5));
     let refused = TargetFacts::of(&["/nonexistent/x".into()], &[]).unwrap_err();
-    assert!(refused.0.contains("cannot start /nonexistent/x"), "{refused}");
+    assert!(refused.0.contains("/nonexistent/x"), "{refused}");
     assert!(TargetFacts::of(&[], &[]).unwrap_err().0.contains("no command"));
 }

@@ -772,7 +772,9 @@ mod tests {
         // Too few requests to detect saturation; there is still no percentile.
         let few = load(&silent.url(), &brief(10.0));
         assert_eq!(few.failures.of(Failure::TimedOut), 5);
-        assert!(few.response(50.0).unwrap_err().detail.contains("none of 5 requests succeeded"));
+        let reason = few.response(50.0).unwrap_err().reason;
+        assert!(few.saturation.is_none());
+        assert_eq!((few.good, few.offered, reason), (0, 5, Reason::TooLittle));
     }
 
     #[test]

@@ -248,10 +248,8 @@ mod tests {
             let message = message(&Ask { headers: &headers, ..Ask::get("http://127.0.0.1/") });
             assert!(message.contains(said) && !message.contains('\n'), "{message}");
         }
-        assert!(
-            message(&Ask { method: "GET /x", ..Ask::get("http://127.0.0.1/") })
-                .contains("not an HTTP method")
-        );
+        let message = message(&Ask { method: "GET /x", ..Ask::get("http://127.0.0.1/") });
+        assert!(message.contains("\"GET /x\""), "{message}");
     }
 
     #[test]
