@@ -15,7 +15,6 @@ import allocwall
 from allocwall import _native, hugepages
 
 MIB = 1 << 20
-POOL = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages")
 TRANSPARENT = _native.transparent_refusal()
 
 
@@ -427,34 +426,6 @@ class Reserved(unittest.TestCase):
         with self.assertRaises(hugepages.Refused) as raised:
             hugepages.enable("hugetlb")
         self.assertEqual(raised.exception.reason, "fork")
-
-    def test_an_empty_pool_is_refused(self):
-        if POOL.read_text().strip() != "0":
-            self.skipTest("pages are reserved here")
-        with self.assertRaises(hugepages.Refused) as raised:
-            hugepages.enable("hugetlb", fork_unsafe=True)
-        self.assertEqual(raised.exception.reason, "reserved")
-        self.assertIn("vm.nr_hugepages", str(raised.exception))
-
-    def test_a_pool_that_runs_out_falls_back_and_nothing_dies(self):
-        before = POOL.read_text()
-        self.addCleanup(lambda: os.access(POOL, os.W_OK) and POOL.write_text(before))
-        try:
-            POOL.write_text("8")
-        except OSError as error:
-            self.skipTest("no huge pages can be reserved: %s" % error)
-        if POOL.read_text().strip() != "8":
-            self.skipTest("the kernel has no 8 huge pages to reserve")
-        python("""
-            from allocwall import hugepages
-            hugepages.enable("hugetlb", fork_unsafe=True)
-            objects = [bytearray(b"%d" % i) * 20 for i in range(300_000)]
-            status = hugepages.status()
-            assert status["slabs_reserved"] == 8, status
-            assert status["fallbacks"]["pool_exhausted"] == status["slabs"] - 8 > 0, status
-            assert status["huge_bytes"] >= 16 << 20, status
-            assert all(o == b"%d" % i * 20 for i, o in enumerate(objects))
-        """)
 
 
 class Refusals(unittest.TestCase):

@@ -5,6 +5,7 @@ The checks of reserved pages set vm.nr_hugepages, and restore it afterwards.
 """
 
 import contextlib
+import fcntl
 import os
 import resource
 import signal
@@ -18,19 +19,22 @@ POOL = Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
 
 @contextlib.contextmanager
 def pool(pages):
-    """Reserves this many pages, all free."""
-    before = POOL.joinpath("nr_hugepages").read_text()
-    try:
+    """Reserves this many pages, all free. The machine has one pool, so a lock keeps other runs of these checks out meanwhile."""
+    count = POOL.joinpath("nr_hugepages")
+    with count.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        before = held.read()
         try:
-            POOL.joinpath("nr_hugepages").write_text(str(pages))
-        except OSError as error:
-            raise Skipped("no pages can be reserved: %s" % error)
-        if int(POOL.joinpath("free_hugepages").read_text()) != pages:
-            raise Skipped("the kernel doesn't give %d free reserved pages" % pages)
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            POOL.joinpath("nr_hugepages").write_text(before)
+            try:
+                count.write_text(str(pages))
+            except OSError as error:
+                raise Skipped("no pages can be reserved: %s" % error)
+            if int(POOL.joinpath("free_hugepages").read_text()) != pages:
+                raise Skipped("the kernel doesn't give %d free reserved pages" % pages)
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                count.write_text(before)
 
 
 def fill(count):
@@ -59,6 +63,7 @@ def _reserved(pages):
         hugepages.enable("hugetlb", fork_unsafe=True)
     except hugepages.Refused as refused:
         assert refused.reason == "reserved" and pages == 0, (pages, refused)
+        assert "vm.nr_hugepages" in str(refused), refused
         return
     assert pages > 0
     for _ in range(2):
@@ -66,6 +71,7 @@ def _reserved(pages):
         status = hugepages.status()
         assert status["slabs"] > pages == status["slabs_reserved"], (pages, status)
         assert status["fallbacks"]["pool_exhausted"] >= status["slabs"] - pages, status
+        assert status["huge_bytes"] >= pages * 2 * MIB, status
         assert intact(objects)
         del objects
 
