@@ -457,19 +457,6 @@ pub fn main_process(recording: &Recording) -> Option<&Process> {
     recording.processes.iter().rev().max_by_key(|p| cpu(p.pid))
 }
 
-pub trait MendIfNone {
-    fn mend_if_none(self, alternatives: &[&str]) -> Self;
-}
-
-impl MendIfNone for Absence {
-    fn mend_if_none(mut self, alternatives: &[&str]) -> Self {
-        if self.mend.is_empty() {
-            self.mend.extend(alternatives.iter().map(|mend| (*mend).to_owned()));
-        }
-        self
-    }
-}
-
 /// `0.414` as `41 %`. Small shares have one decimal.
 pub fn percent(share: f64) -> String {
     format!("{} %", percentage(share))

@@ -332,6 +332,10 @@ fn by_price(ctx: &Context, remedy: &Remedy) -> ByPrice {
             _ => "the lines of the bill that it acts on were not measured".into(),
         });
     };
+    let saves = |removed: Interval, what: &str| {
+        let (share, part) = (percent(sum.share.point), percent(removed.point));
+        priced(sum.share, removed, most, format!("{share} of CPU ({lines}) × {part} {what}"))
+    };
     match remedy.effect {
         Effect::NotCpu(what) => none(format!("acts on {what}, not on CPU time")),
         Effect::Swap => none(format!(
@@ -348,31 +352,15 @@ fn by_price(ctx: &Context, remedy: &Remedy) -> ByPrice {
         )),
         Effect::AtMost(fraction, why) => ByPrice { most: most * fraction, ..none(format!("{lines}: {why}")) },
         Effect::HugeTouch => match huge_touch(ctx) {
-            Some(removed) => priced(
-                sum.share,
+            Some(removed) => saves(
                 removed,
-                most,
-                format!(
-                    "{} of CPU ({lines}) × {} that huge pages save on this machine, if all fresh memory gets them; blocks below 2 MiB that are mapped one by one do not get them",
-                    percent(sum.share.point),
-                    percent(removed.point)
-                ),
+                "that huge pages save on this machine, if all fresh memory gets them; blocks below 2 MiB that are mapped one by one do not get them",
             ),
             None => none(unpriced(ctx, "touch_2m or touch_4k")),
         },
         Effect::Populate => match (ctx.price(POPULATE_PAGE), ctx.price(TOUCH_4K)) {
             (Some(populate), Some(touch)) => {
-                let removed = removed(populate, touch);
-                priced(
-                    sum.share,
-                    removed,
-                    most,
-                    format!(
-                        "{} of CPU ({lines}) × {} that populating saves per page on this machine",
-                        percent(sum.share.point),
-                        percent(removed.point)
-                    ),
-                )
+                saves(removed(populate, touch), "that populating saves per page on this machine")
             }
             _ => none(unpriced(ctx, "populate_page or touch_4k")),
         },

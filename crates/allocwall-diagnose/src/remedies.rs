@@ -188,7 +188,7 @@ struct Filled {
     text: String,
     /// The result is advice, although the template is a command.
     words: bool,
-    /// The target's command is unknown or too long, so a placeholder stands for it.
+    /// The target's command is unknown or too long, so the line has a placeholder instead.
     has_gap: bool,
     notes: Vec<String>,
 }

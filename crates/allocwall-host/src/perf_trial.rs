@@ -8,7 +8,7 @@ use perf_event::events::{Event, Hardware, Software};
 
 /// The process that a sampling event observes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Whom {
+pub enum Observed {
     Myself,
     Process(i32),
     /// Everything on CPU 0.
@@ -17,22 +17,22 @@ pub enum Whom {
 
 /// Tries to open a CPU-clock sampling event, with or without samples in the kernel. Events start disabled, so
 /// nothing is counted.
-pub fn cpu_clock(whom: Whom, kernel: bool) -> std::io::Result<()> {
-    open(Software::CPU_CLOCK, whom, kernel)
+pub fn cpu_clock(observed: Observed, kernel: bool) -> std::io::Result<()> {
+    open(Software::CPU_CLOCK, observed, kernel)
 }
 
 /// Tries to open a tracepoint by its number.
-pub fn tracepoint(id: u64, whom: Whom) -> std::io::Result<()> {
-    open(perf_event::events::Tracepoint::with_id(id), whom, true)
+pub fn tracepoint(id: u64, observed: Observed) -> std::io::Result<()> {
+    open(perf_event::events::Tracepoint::with_id(id), observed, true)
 }
 
-fn open(event: impl Event, whom: Whom, kernel: bool) -> std::io::Result<()> {
+fn open(event: impl Event, observed: Observed, kernel: bool) -> std::io::Result<()> {
     let mut builder = Builder::new(event);
     builder.sample_period(1_000_000).exclude_kernel(!kernel).exclude_hv(true);
-    match whom {
-        Whom::Myself => builder.observe_self().any_cpu(),
-        Whom::Process(pid) => builder.observe_pid(pid).any_cpu(),
-        Whom::EveryProcess => builder.any_pid().one_cpu(0),
+    match observed {
+        Observed::Myself => builder.observe_self().any_cpu(),
+        Observed::Process(pid) => builder.observe_pid(pid).any_cpu(),
+        Observed::EveryProcess => builder.any_pid().one_cpu(0),
     };
     builder.build().map(drop)
 }
@@ -68,11 +68,11 @@ mod tests {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let pid = child.id() as i32;
         child.wait().unwrap();
-        if let Err(error) = cpu_clock(Whom::Myself, false) {
+        if let Err(error) = cpu_clock(Observed::Myself, false) {
             println!("skipped: {}", errno_text(&error));
             return;
         }
-        let error = cpu_clock(Whom::Process(pid), false).unwrap_err();
+        let error = cpu_clock(Observed::Process(pid), false).unwrap_err();
         assert_eq!(refusal("samples", &error).reason, Reason::Vanished);
     }
 

@@ -69,6 +69,14 @@ impl Absence {
         self
     }
 
+    /// Adds these alternatives if there are none yet.
+    pub fn mend_if_none(mut self, alternatives: &[&str]) -> Self {
+        if self.mend.is_empty() {
+            self.mend.extend(alternatives.iter().map(|mend| (*mend).to_owned()));
+        }
+        self
+    }
+
     /// The alternatives as one text.
     pub fn advice(&self) -> Option<String> {
         (!self.mend.is_empty()).then(|| self.mend.join(", or "))

@@ -1,6 +1,6 @@
 //! Cases that several rungs make: a wall that is a sum of lines of CPU time, and a wall of waits for a lock.
 
-use crate::context::{Context, MendIfNone, Sum, percent};
+use crate::context::{Context, Sum, percent};
 use crate::judge::{Case, Judged};
 use crate::{ShellLine, Whole};
 use allocwall_model::catalogue::advice;

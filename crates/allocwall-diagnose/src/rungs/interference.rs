@@ -1,7 +1,7 @@
 //! Rung 1: interference. Other processes, the cgroup's quota or the hypervisor take the CPU. The figures are counters
 //! of the kernel, so they have no sampling error.
 
-use crate::context::{Context, MendIfNone, ended_unread, percent, total};
+use crate::context::{Context, ended_unread, percent, total};
 use crate::judge::{Case, Judged};
 use crate::{ShellLine, Whole};
 use allocwall_model::catalogue::cost::WaitClass;

@@ -1,6 +1,6 @@
 //! Rungs 7 and 8: costs of the hardware that depend on where memory is: TLB misses and remote NUMA nodes.
 
-use crate::context::{Context, MendIfNone, bytes, percent};
+use crate::context::{Context, bytes, percent};
 use crate::judge::{Case, Judged};
 use crate::{ShellLine, Status, Whole};
 use allocwall_model::catalogue::cost::CostClass;

@@ -1,6 +1,6 @@
 //! Rung 11: resident memory far above live memory. It costs memory, not time, so it is judged on resident memory.
 
-use crate::context::{Context, MendIfNone, bytes};
+use crate::context::{Context, bytes};
 use crate::judge::{Case, Judged};
 use crate::{ShellLine, Status, Whole};
 use allocwall_model::catalogue::thresholds::{self, Floor};

@@ -1,7 +1,7 @@
 //! Rung 2: waiting and application locks. If the target waits, saving CPU time does not make it faster.
 
 use super::cases::in_unknown_futexes;
-use crate::context::{Context, MendIfNone, ended_unread};
+use crate::context::{Context, ended_unread};
 use crate::judge::{Case, Judged};
 use crate::{Finding, ShellLine, Status, Whole};
 use allocwall_model::catalogue::cost::WaitClass;

@@ -79,7 +79,7 @@ impl WaitSampler {
             return;
         }
         let count = self.threads.len().min(SAMPLES_A_ROUND);
-        // Each sample stands for the time since the last round, and for the threads that were not sampled in
+        // Each sample represents the time since the last round, and for the threads that were not sampled in
         // this round.
         let weight_ns = ((now - self.last) as u128 * self.threads.len() as u128 / count as u128) as u64;
         self.last = now;

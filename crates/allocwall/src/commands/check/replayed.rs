@@ -38,9 +38,9 @@ fn checked(tree: &Tree, kernel: Kernel, pid: Option<i32>) -> Result<Report> {
         let line = |text: &str| !text.is_empty() && !text.contains('\n');
         assert!(line(&answer.detail), "{}: {answer:?}", probe.name);
         assert!(answer.mend.iter().all(|mend| line(&mend.how)), "{}: {answer:?}", probe.name);
-        // The summary names the cause of what a diagnosis lacks.
-        let lacks = probe.group.is_needed() && answer.state == State::Absent;
-        assert!(answer.cause.is_some() || !lacks, "{}: {answer:?}", probe.name);
+        // The summary names the cause where something that a diagnosis needs is absent.
+        let absent = probe.group.is_needed() && answer.state == State::Absent;
+        assert!(answer.cause.is_some() || !absent, "{}: {answer:?}", probe.name);
     }
     Ok(report)
 }

@@ -3,7 +3,7 @@
 use allocwall_host::cgroup::CgroupFs;
 use allocwall_host::facts::Machine;
 use allocwall_host::installed::{self, InstalledAllocator, InstalledRuntime};
-use allocwall_host::perf_trial::{self, Whom};
+use allocwall_host::perf_trial::{self, Observed};
 use allocwall_host::proc::{ProcFs, Status, refuse_thread};
 use allocwall_host::rights::{self, Rights};
 use allocwall_host::tracefs::TraceFs;
@@ -72,8 +72,8 @@ const FIRST_USER_NAMESPACE: &str = "user:[4026531837]";
 /// Tries of system calls; files cannot answer these questions.
 #[derive(Clone, Copy)]
 pub struct Kernel {
-    pub cpu_clock: fn(Whom, bool) -> Tried,
-    pub tracepoint: fn(u64, Whom) -> Tried,
+    pub cpu_clock: fn(Observed, bool) -> Tried,
+    pub tracepoint: fn(u64, Observed) -> Tried,
     pub read_memory: fn(i32) -> Tried,
 }
 
@@ -91,23 +91,23 @@ pub fn gather(machine: &Machine, kernel: Kernel, target: Option<i32>) -> Result<
     let rights = Rights::of_self(proc);
     let target = target.map(|pid| target_view(proc, kernel, pid)).transpose()?;
     let watched = target.as_ref().map_or(own, |target| target.pid);
-    let whom = match &target {
-        Some(target) => Whom::Process(target.pid),
-        None => Whom::Myself,
+    let observed = match &target {
+        Some(target) => Observed::Process(target.pid),
+        None => Observed::Myself,
     };
     let event = TraceFs::of(machine).and_then(|traces| traces.event_id("sched", "sched_switch"));
     let euid = rights.as_ref().map_or(0, |rights| rights.euid);
     Ok(Surroundings {
         facts: machine.facts(),
         first_user_namespace: proc.own_namespace("user").map_or(true, |name| name == FIRST_USER_NAMESPACE),
-        own_samples: (kernel.cpu_clock)(Whom::Myself, false),
-        kernel_samples: (kernel.cpu_clock)(Whom::Myself, true),
-        every_cpu: (kernel.cpu_clock)(Whom::EveryProcess, true),
+        own_samples: (kernel.cpu_clock)(Observed::Myself, false),
+        kernel_samples: (kernel.cpu_clock)(Observed::Myself, true),
+        every_cpu: (kernel.cpu_clock)(Observed::EveryProcess, true),
         stranger: processes_where(proc, own, |uid| uid != euid)
             .first()
-            .map(|&pid| (pid, (kernel.cpu_clock)(Whom::Process(pid), false))),
+            .map(|&pid| (pid, (kernel.cpu_clock)(Observed::Process(pid), false))),
         kernel_symbols: proc.kernel_symbols_visible(),
-        tracepoint: event.map(|id| (kernel.tracepoint)(id, whom)),
+        tracepoint: event.map(|id| (kernel.tracepoint)(id, observed)),
         memory: match &target {
             Some(target) => Some((kernel.read_memory)(target.pid)),
             None => read_any_memory(kernel, &processes_where(proc, own, |uid| uid == euid)),
@@ -191,8 +191,8 @@ fn target_view(proc: &ProcFs, kernel: Kernel, pid: i32) -> Result<TargetView> {
         state,
         threads: stat.threads,
         namespaces,
-        samples: (kernel.cpu_clock)(Whom::Process(thread), false),
-        kernel_samples: (kernel.cpu_clock)(Whom::Process(thread), true),
+        samples: (kernel.cpu_clock)(Observed::Process(thread), false),
+        kernel_samples: (kernel.cpu_clock)(Observed::Process(thread), true),
         status,
     })
 }
