@@ -155,7 +155,8 @@ class Judge(unittest.TestCase):
     def test_without_samples(self):
         absent = report(0.5, status="ruled_out")
         absent["verdict"]["sentence"] = "No verdict, since …"
-        absent["bill"]["on_cpu"] = {"absent": {"reason": "not_permitted", "detail": "", "mend": "run as root"}}
+        way = {"how": "run as root", "is_command": False, "note": None}
+        absent["bill"]["on_cpu"] = {"absent": {"reason": "not_permitted", "detail": "", "mend": [way]}}
         expect = NotSampled("not_permitted")
         self.assertEqual(self.complaints(expect, files(absent, 0.5, status="1")), [])
         self.assertTrue(self.complaints(NotSampled("not_found"), files(absent, 0.5, status="1")))

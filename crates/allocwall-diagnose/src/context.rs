@@ -14,7 +14,7 @@ use allocwall_model::recording::{
     Tick, gained,
 };
 use allocwall_model::stats::wilson;
-use allocwall_model::units::{Absence, Interval, Measured, RUN_AS_ROOT, Reason};
+use allocwall_model::units::{Absence, Interval, Measured, Reason};
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
 
@@ -105,7 +105,7 @@ impl<'a> Context<'a> {
                 .recording
                 .probe_absence(ProbeName::KernelStacks)
                 .unwrap_or_else(|| Absence::new(Reason::NotPermitted, "kernel stacks were not sampled"))
-                .mend_if_none(&[advice::KERNEL_STACKS, RUN_AS_ROOT]));
+                .mend_if_none([advice::KERNEL_STACKS, advice::RUN_AS_ROOT]));
         }
         let samples = self.samples();
         if samples < MIN_SAMPLES {

@@ -19,11 +19,13 @@ mod tests;
 pub use context::main_process;
 
 use crate::bill::Bill;
+use allocwall_model::catalogue::advice::Advice;
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::recording::Recording;
 use allocwall_model::units::{Absence, Interval};
 use context::Context;
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::fmt;
 
 /// Judges all rungs of the ladder. Returns fifteen findings in the order of the ladder, the sentence, and the
@@ -134,6 +136,17 @@ pub struct ShellLine {
 }
 
 impl ShellLine {
+    /// None if the advice is not a command.
+    pub fn of_advice(advice: Advice) -> Option<Self> {
+        let Advice { how, is_command, note } = advice;
+        let line = || ShellLine {
+            command: how.into_owned(),
+            remark: note.map(Cow::into_owned),
+            ..ShellLine::default()
+        };
+        is_command.then(line)
+    }
+
     pub fn remark(self, remark: impl Into<String>) -> Self {
         ShellLine { remark: Some(remark.into()), ..self }
     }

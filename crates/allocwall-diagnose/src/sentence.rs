@@ -386,7 +386,7 @@ pub fn next_steps(
     wall: Option<Wall>,
 ) -> Vec<ShellLine> {
     let mut next = Vec::new();
-    next.extend(ctx.stopped().and_then(|stopped| stopped.mend.into_iter().next()).map(ShellLine::from));
+    next.extend(ctx.stopped().and_then(|stopped| stopped.mend.into_iter().find_map(ShellLine::of_advice)));
     let unpriced = ctx.recording.prices.is_err();
     if unpriced && remedies.iter().any(|r| r.gain.is_none()) {
         next.push(ShellLine::from(CALIBRATE));

@@ -7,6 +7,7 @@ use super::remedies::Unfit;
 use super::rungs::named;
 use super::testing::{Subject, WINDOW_S, absent, computing};
 use super::{Finding, Reach, Status, Whole, remedies};
+use allocwall_model::catalogue::advice::Advice;
 use allocwall_model::catalogue::cost::CostClass::*;
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
 use allocwall_model::catalogue::remedies::Need;
@@ -110,6 +111,10 @@ fn a_stripped_interpreter_s_collector_is_not_ruled_out() {
     assert_eq!(status(&led, Wall::CallRate), Status::Contributor);
     assert!(led.finding(Wall::CallRate).estimate.is_some());
     assert_eq!(status(&led, Wall::GarbageCollector), Status::NotMeasured);
+    assert_eq!(
+        led.verdict().sentence,
+        "No wall, but 45 % (44–46 %) of CPU goes to allocation and garbage collection together; 55 % is the application's own computing, most in `site_of_application`. Not measured: garbage collector."
+    );
     let named = python(true, &[(RuntimeAllocator, 0.45)]).finding(Wall::CallRate);
     assert_eq!((named.status, named.estimate), (Status::Wall, None));
     // Without kernel samples too: there are samples, but the verdict is undecided.
@@ -138,7 +143,7 @@ fn only_collectors_that_this_tool_knows_are_ruled_out_by_name() {
     assert_eq!(status, Status::NotMeasured);
     let missing = missing.expect("a reason");
     let shown_by = "GC::Profiler in the program";
-    assert_eq!((missing.reason, missing.mend), (Reason::NotSupported, vec![shown_by.to_owned()]));
+    assert_eq!((missing.reason, missing.mend), (Reason::NotSupported, vec![Advice::text(shown_by)]));
     assert_eq!(judged("/usr/bin/service"), (Status::RuledOut, None));
     let mut dotnet = computing();
     dotnet.recording.modules[1].path = "/usr/share/dotnet/libcoreclr.so".into();
@@ -321,7 +326,7 @@ fn a_stopped_target_gets_no_verdict_and_nothing_is_ruled_out() {
     subject.bill.sampled = Err(absent());
     subject.waits(WaitClass::Stopped, 1.0);
     let why = Absence::new(Reason::TooLittle, "process 100 (service) is stopped by a signal")
-        .mend("kill -CONT 100");
+        .mend(Advice::command("kill -CONT 100"));
     subject.recording.probes.push(Probe::new(ProbeName::Stopped, ProbeState::Partial(why)));
     let verdict = subject.verdict();
     assert_eq!(
@@ -409,7 +414,12 @@ fn time_after_the_last_reading_of_an_ended_target_is_not_waiting() {
 fn application_locks_are_distinguished_from_idle_pools() {
     let mut subject = computing();
     subject.threads(2).waits(WaitClass::ApplicationLock, 1.0);
-    assert_eq!(subject.verdict().walls, [Wall::ApplicationLock]);
+    let verdict = subject.verdict();
+    assert_eq!(verdict.walls, [Wall::ApplicationLock]);
+    assert_eq!(
+        verdict.sentence,
+        "The application's own locks are the wall, not the allocator: threads spend 50 % of their working time waiting for them."
+    );
     assert_eq!(status(&subject, Wall::AllocatorContention), Status::RuledOut);
     // Unknown purpose: neither a wall nor ruled out.
     subject.unknown_waits(WaitClass::ApplicationLock, 1.0, 0.0);
@@ -757,19 +767,25 @@ fn the_entry_points_share_is_read_on_glibc_alone() {
         for (symbol, n) in symbols {
             subject.malloc_leaves((!symbol.is_empty()).then_some(symbol), *n);
         }
-        (subject.verdict().walls, subject.finding(Wall::CallRate).estimate)
+        let verdict = subject.verdict();
+        let estimate = subject.finding(Wall::CallRate).estimate;
+        (verdict.walls, estimate, verdict.sentence)
     };
     // In musl, all samples of the allocator are in its entry points, so they show nothing.
-    let (walls, estimate) = of(AllocatorKind::Musl, &[("malloc", 24), ("", 76)], 0);
+    let (walls, estimate, sentence) = of(AllocatorKind::Musl, &[("malloc", 24), ("", 76)], 0);
     assert_eq!(walls, [Wall::CallRate]);
-    assert!(estimate.is_some(), "it is unknown whether the calls are too many or too slow");
-    let (walls, estimate) = of(AllocatorKind::Glibc, &[("malloc", 55), ("", 45)], 0);
+    assert!(estimate.is_some());
+    assert_eq!(
+        sentence,
+        "Call rate is the wall: 50 % (49–51 %) of CPU goes to allocating and freeing, most of it from `site_of_allocator_code`; it is unknown whether the calls are too many or too slow."
+    );
+    let (walls, estimate, _) = of(AllocatorKind::Glibc, &[("malloc", 55), ("", 45)], 0);
     assert_eq!((&walls[..], estimate), (&[Wall::CallRate][..], None));
     // Linked into the program, recognized by its names only.
     let linked = [("_rjem_malloc", 40), ("_rjem_je_arena_cache_bin_fill_small", 60)];
-    let (walls, _) = of(AllocatorKind::Jemalloc, &linked, 1);
+    let (walls, ..) = of(AllocatorKind::Jemalloc, &linked, 1);
     assert_eq!(walls, [Wall::AllocatorCode]);
-    let (walls, estimate) = of(AllocatorKind::Jemalloc, &[("_rjem_malloc", 100)], 1);
+    let (walls, estimate, _) = of(AllocatorKind::Jemalloc, &[("_rjem_malloc", 100)], 1);
     assert_eq!((&walls[..], estimate), (&[Wall::CallRate][..], None));
 }
 

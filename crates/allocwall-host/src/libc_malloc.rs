@@ -2,6 +2,7 @@
 //! affect only the child.
 
 use crate::memory::thread_counts;
+use allocwall_model::catalogue::advice::Advice;
 use allocwall_model::catalogue::modules::{ModuleRole, role_of_library};
 use allocwall_model::units::{Absence, Measured, Reason};
 use std::ffi::CStr;
@@ -95,7 +96,7 @@ fn undisturbed_libc() -> Measured<()> {
             Reason::NotApplicable,
             format!("malloc of this process belongs to {owner}, not to the C library"),
         )
-        .mend("LD_PRELOAD= allocwall calibrate --fresh"));
+        .mend(Advice::command("LD_PRELOAD= allocwall calibrate --fresh")));
     }
     let setting =
         std::env::vars_os().map(|(name, value)| (name.into_string(), value)).find_map(|(name, value)| {
@@ -115,7 +116,7 @@ fn undisturbed_libc() -> Measured<()> {
             Reason::NotApplicable,
             format!("{name} changes malloc's settings for this process"),
         )
-        .mend(format!("env -u {name} allocwall calibrate --fresh"))),
+        .mend(Advice::command(format!("env -u {name} allocwall calibrate --fresh")))),
     }
 }
 

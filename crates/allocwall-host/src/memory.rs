@@ -4,6 +4,7 @@ use crate::cgroup::CgroupFs;
 use crate::facts::Machine;
 use crate::file;
 use crate::proc::parse::kilobytes;
+use allocwall_model::catalogue::advice;
 use allocwall_model::units::{Absence, Measured, Reason};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -171,7 +172,7 @@ fn refused(call: &str, length: usize, error: Errno) -> Absence {
             Reason::NotPermitted,
             format!("{detail} (address space limited to {} MiB)", limit >> 20),
         )
-        .mend("ulimit -v unlimited; allocwall calibrate --fresh"),
+        .mend(advice::Advice::command("ulimit -v unlimited; allocwall calibrate --fresh")),
         (Errno::NOMEM, None) => Absence::new(Reason::TooLittle, detail),
         (Errno::INVAL, _) => Absence::new(Reason::NotSupported, detail),
         _ => Absence::new(Reason::NotPermitted, detail),

@@ -379,7 +379,7 @@ mod tests {
         assert_eq!(place.instead.as_deref(), Some(said));
         let absence = of(1001, None, None).unwrap_err();
         assert_eq!(absence.reason, Reason::NotFound);
-        assert_eq!(absence.mend, ["export XDG_CACHE_HOME=/some/folder"]);
+        assert_eq!(absence.advice().as_deref(), Some("export XDG_CACHE_HOME=/some/folder"));
     }
 
     #[test]

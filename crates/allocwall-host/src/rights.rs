@@ -1,7 +1,8 @@
 //! The rights of this process.
 
 use crate::proc::ProcFs;
-use allocwall_model::units::{Measured, RUN_AS_MACHINES_ROOT, RUN_AS_ROOT};
+use allocwall_model::catalogue::advice::{Advice, RUN_AS_MACHINES_ROOT, RUN_AS_ROOT};
+use allocwall_model::units::Measured;
 use serde::{Deserialize, Serialize};
 
 /// The capabilities that allocwall needs to read other processes: include/uapi/linux/capability.h.
@@ -70,7 +71,7 @@ impl Rights {
 
 /// What to do when a right is missing that root normally has. Root itself lacks it in a user namespace, and
 /// where a container or a service manager dropped capabilities.
-pub fn run_as_root() -> &'static str {
+pub fn run_as_root() -> Advice {
     if rustix::process::geteuid().is_root() { RUN_AS_MACHINES_ROOT } else { RUN_AS_ROOT }
 }
 

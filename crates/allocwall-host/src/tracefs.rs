@@ -126,7 +126,7 @@ mod tests {
         let empty = tempfile::tempdir().unwrap();
         let absence = TraceFs::mounted_below(empty.path()).unwrap_err();
         assert_eq!(absence.reason, Reason::NotFound);
-        assert!(absence.mend[0].contains("as root"));
+        assert!(absence.mend[0].how.contains("as root"));
         let broken = fake("sys/kernel/tracing", "three\n");
         let traces = TraceFs::mounted_below(broken.path()).unwrap();
         assert_eq!(traces.event_id("sched", "sched_switch").unwrap_err().reason, Reason::Unparsable);

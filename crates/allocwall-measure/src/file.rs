@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 const MAGIC: &[u8; 10] = b"allocwall\0";
 const HEADER: usize = MAGIC.len() + 2;
 /// Increased whenever `Part` or anything in it changes.
-pub const FORMAT_VERSION: u16 = 3;
+pub const FORMAT_VERSION: u16 = 4;
 
 const FILE_LIMIT: u64 = 256 << 20;
 const PART_LIMIT: u64 = 64 << 20;

@@ -1,5 +1,6 @@
 //! Types for quantities that all stages share.
 
+use crate::catalogue::advice::{Advice, RUN_AS_MACHINES_ROOT, RUN_AS_ROOT};
 use serde::{Deserialize, Serialize};
 
 /// An estimate with its 95 % interval. All three values have one unit, which the owner documents.
@@ -37,16 +38,10 @@ pub struct Absence {
     pub reason: Reason,
     /// What allocwall tried and what the system answered, in one line.
     pub detail: String,
-    /// What the user can change to get the value: alternatives, each a command or a setting. Empty if nothing on this machine helps.
+    /// What the user can change to get the value: alternatives. Empty if nothing on this machine helps.
     #[serde(deserialize_with = "crate::room::charged")]
-    pub mend: Vec<String>,
+    pub mend: Vec<Advice>,
 }
-
-/// What to do where a right is missing that root has.
-pub const RUN_AS_ROOT: &str = "run as root";
-/// The same for root in a user namespace, or in a container that dropped capabilities.
-pub const RUN_AS_MACHINES_ROOT: &str =
-    "run as the machine's own root, outside of containers and user namespaces, with all capabilities";
 
 impl Absence {
     pub fn new(reason: Reason, detail: impl Into<String>) -> Self {
@@ -60,26 +55,27 @@ impl Absence {
 
     /// One of the ways to get it is to run as root.
     pub fn root_helps(&self) -> bool {
-        self.mend.iter().any(|way| way == RUN_AS_ROOT || way == RUN_AS_MACHINES_ROOT)
+        self.mend.iter().any(|way| [RUN_AS_ROOT, RUN_AS_MACHINES_ROOT].contains(way))
     }
 
     /// Adds an alternative.
-    pub fn mend(mut self, mend: impl Into<String>) -> Self {
+    pub fn mend(mut self, mend: impl Into<Advice>) -> Self {
         self.mend.push(mend.into());
         self
     }
 
     /// Adds these alternatives if there are none yet.
-    pub fn mend_if_none(mut self, alternatives: &[&str]) -> Self {
+    pub fn mend_if_none<A: Into<Advice>>(mut self, alternatives: impl IntoIterator<Item = A>) -> Self {
         if self.mend.is_empty() {
-            self.mend.extend(alternatives.iter().map(|mend| (*mend).to_owned()));
+            self.mend.extend(alternatives.into_iter().map(Into::into));
         }
         self
     }
 
-    /// The alternatives as one text.
+    /// The alternatives as one text, as part of a sentence.
     pub fn advice(&self) -> Option<String> {
-        (!self.mend.is_empty()).then(|| self.mend.join(", or "))
+        let ways: Vec<String> = self.mend.iter().map(ToString::to_string).collect();
+        (!ways.is_empty()).then(|| ways.join(", or "))
     }
 
     /// What is missing, and what to do about it, as one line.

@@ -378,7 +378,8 @@ mod tests {
         let case = sketches::not_root();
         let document = value(&case.rec, &case.bill, &case.verdict);
         assert_eq!(document["prices"]["absent"]["reason"], "not_found");
-        assert_eq!(document["prices"]["absent"]["mend"], json!(["allocwall calibrate"]));
+        let calibrate = json!({ "how": "allocwall calibrate", "is_command": true, "note": null });
+        assert_eq!(document["prices"]["absent"]["mend"], json!([calibrate]));
         assert_eq!(document["bill"]["off_cpu"][0]["thread_s"]["absent"]["reason"], "not_permitted");
         assert_eq!(document["recording"]["ended"]["kind"], "target_exited");
     }

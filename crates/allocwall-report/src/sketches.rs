@@ -2,6 +2,7 @@
 
 use allocwall_diagnose::bill::{Bill, CpuLine, Rates, Sampled, Site, WaitLine};
 use allocwall_diagnose::{Finding, Prescription, ShellLine, Status, Verdict, Whole};
+use allocwall_model::catalogue::advice::{self, Advice};
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::recording::*;
@@ -21,7 +22,7 @@ pub fn all() -> Vec<Case> {
 
 fn not_permitted() -> Absence {
     Absence::new(Reason::NotPermitted, "perf_event_paranoid is 2: kernel samples are for root")
-        .mend("sudo sysctl kernel.perf_event_paranoid=1")
+        .mend(advice::KERNEL_STACKS)
 }
 
 fn no_pmu() -> Absence {
@@ -194,7 +195,7 @@ fn bill(shares: &[(CostClass, f64)], cpu_s: f64) -> Bill {
             minor_faults: Ok(338_000.0),
             major_faults: Ok(0.0),
             map_calls: Err(Absence::new(Reason::NotFound, "tracefs is not mounted")
-                .mend("mount -t tracefs nodev /sys/kernel/tracing")),
+                .mend(Advice::command("mount -t tracefs nodev /sys/kernel/tracing"))),
             voluntary_switches: Ok(820.0),
             involuntary_switches: Ok(31.0),
             threads_peak: 4,
@@ -432,7 +433,7 @@ pub fn not_root() -> Case {
     rec.meta.system_wide = false;
     rec.meta.ended = Ended::TargetExited { status: Some("exit status 1".into()) };
     rec.host.euid = 1000;
-    rec.prices = Err(Absence::new(Reason::NotFound, "no price list").mend("allocwall calibrate"));
+    rec.prices = Err(Absence::new(Reason::NotFound, "no price list").mend(advice::CALIBRATE));
     rec.processes[0].exe = Err(not_permitted());
     rec.processes[0].runtime = Err(not_permitted());
     rec.processes[0].thp_disabled = Err(not_permitted());
@@ -442,7 +443,7 @@ pub fn not_root() -> Case {
             ProbeName::Waits,
             ProbeState::Partial(
                 Absence::new(Reason::NotPermitted, "/proc/4242/stack is for root; system call numbers only")
-                    .mend("run as root"),
+                    .mend(advice::RUN_AS_ROOT),
             ),
         ),
         Probe::new(ProbeName::MapCalls, ProbeState::Absent(not_permitted())),

@@ -681,10 +681,8 @@ impl Limits {
             // The same change removes all of them, so the first reason, that of the lowest rung, is enough.
             let detail = obstacle.absences[0].detail.trim_end_matches('.');
             let hides = obstacle.hides.join(", ");
-            // "hardware counters: no hardware counters: …"
-            let hides = if detail.contains(&hides) { String::new() } else { format!("{hides}: ") };
-            let text =
-                format!("{hides}{detail}{}", advice.map_or(String::new(), |advice| format!(" → {advice}")));
+            let advice = advice.map_or(String::new(), |advice| format!(" → {advice}"));
+            let text = format!("{hides}: {detail}{advice}");
             page.hang(&format!("  {}. ", nth + 1), Ink::Warn, 5, &text, Ink::Plain);
         }
     }
@@ -1054,6 +1052,14 @@ mod tests {
     }
 
     #[test]
+    fn a_limit_that_hides_no_wall_names_what_its_probe_measures() {
+        let mut case = sketches::nothing_found();
+        case.verdict.findings.retain(|finding| finding.missing.is_none());
+        let page = printed(&case, 100);
+        assert!(page.contains("  1. cycles, dTLB and cache misses: no PMU: this hypervisor"), "{page}");
+    }
+
+    #[test]
     fn functions_are_printed_without_arguments() {
         for (name, short) in [
             ("v8::Json::Parse(v8::Isolate*, bool (*)(int))", "v8::Json::Parse"),
@@ -1153,8 +1159,9 @@ mod tests {
         case.rec.host.kernel_release = name.into();
         case.rec.host.hypervisor = Some(name.into());
         case.rec.probes[0].what = name.into();
-        case.rec.probes[0].state =
-            ProbeState::Partial(Absence::new(allocwall_model::units::Reason::NotFound, name).mend(name));
+        case.rec.probes[0].state = ProbeState::Partial(
+            Absence::new(allocwall_model::units::Reason::NotFound, name).mend(name.to_owned()),
+        );
         case.rec.meta.ended = Ended::TargetExited { status: Some(name.into()) };
         for line in case.bill.on_cpu.as_mut().unwrap() {
             line.method = name.into();

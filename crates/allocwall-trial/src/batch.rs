@@ -22,7 +22,7 @@ use std::time::Duration;
 
 /// Times after the start at which the processes of a run are sampled. They are few, because each sample takes CPU time from the
 /// run, equally for every arm.
-const LOOKS_MS: &[u64] = &[0, 15, 60, 250, 1_000, 4_000];
+const SAMPLES_MS: &[u64] = &[0, 15, 60, 250, 1_000, 4_000];
 /// Pause between two checks whether a sample is due or the run has ended.
 const GLANCE: Duration = Duration::from_millis(2);
 
@@ -115,8 +115,8 @@ impl Watcher {
     }
 
     /// Samples if a sample is due. Returns whether more samples are planned.
-    pub fn look(&mut self, running: &Running) -> bool {
-        let Some(&due_ms) = LOOKS_MS.get(self.next) else {
+    pub fn sample_if_due(&mut self, running: &Running) -> bool {
+        let Some(&due_ms) = SAMPLES_MS.get(self.next) else {
             return false;
         };
         if clock::monotonic_ns().saturating_sub(running.start_ns()) >= due_ms * 1_000_000 {
@@ -127,7 +127,7 @@ impl Watcher {
     }
 
     /// Samples now, whatever the planned time.
-    pub fn look_now(&mut self, running: &Running) {
+    pub fn sample_now(&mut self, running: &Running) {
         self.seen.sample(&self.proc, &running.processes(), self.nodes);
     }
 
@@ -274,7 +274,7 @@ impl Fresh for Batch<'_> {
         let tlb_misses = self.tlb_misses.then(|| TlbMisses::open(running.pid()));
         let mut watcher = Watcher::of(&self.arms);
         let stop = close.stop(self.interrupted);
-        while running.exited().is_none() && watcher.look(&running) && !stop.load(Ordering::Relaxed) {
+        while running.exited().is_none() && watcher.sample_if_due(&running) && !stop.load(Ordering::Relaxed) {
             std::thread::sleep(GLANCE);
         }
         let finished = running.wait(stop)?;

@@ -195,7 +195,7 @@ impl Server<'_> {
         let proc = ProcFs::live();
         let tick_s = proc.ns_per_tick() as f64 / 1e9;
         ran.metrics.insert("ready_s".into(), Ok(took.as_secs_f64()));
-        watcher.look_now(running);
+        watcher.sample_now(running);
         match &self.load {
             Load::Inside { request, plans } => {
                 for (suffix, plan) in plans {
@@ -239,7 +239,7 @@ impl Server<'_> {
                 ran.readings = readings;
             }
         }
-        watcher.look_now(running);
+        watcher.sample_now(running);
         self.rest_after(running, ran, stop);
         Ok(())
     }

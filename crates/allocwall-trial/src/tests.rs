@@ -186,7 +186,7 @@ fn too_few_blocks_give_no_outcome_and_name_the_needed_number() {
         assert_eq!(why.reason, Reason::TooLittle);
         let fewest = planned + 1;
         assert_eq!(why.detail, format!("{planned} blocks are usable; a result needs at least {fewest}"));
-        assert_eq!(why.mend, [format!("--blocks {fewest}")]);
+        assert_eq!(why.advice(), Some(format!("--blocks {fewest}")));
     }
     // The twin: with one more block the effect is decided.
     let (mut design, blocks) = quiet(-0.5);

@@ -3,11 +3,11 @@
 use crate::context::{Context, Sum, percent};
 use crate::judge::{Case, Judged};
 use crate::{ShellLine, Whole};
-use allocwall_model::catalogue::advice;
+use allocwall_model::catalogue::advice::{self, Advice};
 use allocwall_model::catalogue::cost::WaitClass;
 use allocwall_model::catalogue::thresholds::{self, Floor};
 use allocwall_model::catalogue::walls::Wall;
-use allocwall_model::units::{Absence, Interval, RUN_AS_ROOT, Reason};
+use allocwall_model::units::{Absence, Interval, Reason};
 
 /// Judges a wall that is a sum of lines of CPU time.
 pub fn cpu_case(ctx: &Context, wall: Wall, phrase: &str, show: ShellLine) -> Judged {
@@ -47,7 +47,8 @@ pub fn lock_times(
             (Err(_), Ok(blocked)) if blocked.low > 0.0 => return Ok((Sum::NONE, blocked)),
             (Err(absence), _) => without_samples(ctx, wall, absence, show),
             (Ok(_), Err(absence)) => {
-                let absence = absence.mend_if_none(&["run as the target's user", RUN_AS_ROOT]);
+                let absence =
+                    absence.mend_if_none([Advice::text("run as the target's user"), advice::RUN_AS_ROOT]);
                 Judged::not_measured(wall, Whole::ThreadTime, absence, show)
             }
         }
@@ -96,7 +97,7 @@ fn without_samples(ctx: &Context, wall: Wall, absence: Absence, show: ShellLine)
         judged.finding.share = None;
         return judged;
     }
-    let absence = absence.mend_if_none(&["allocwall check"]);
+    let absence = absence.mend_if_none([Advice::command("allocwall check")]);
     Judged::not_measured(wall, Whole::Cpu, absence, show)
 }
 
@@ -136,8 +137,8 @@ pub fn in_unknown_futexes(ctx: &Context, seconds: f64) -> Absence {
         ),
     )
     .mend_if_none(match ctx.recording.host.euid {
-        0 => &["install the symbols of the target and of its runtime"],
-        _ => &[RUN_AS_ROOT, "install the target's symbols"],
+        0 => vec![Advice::text("install the symbols of the target and of its runtime")],
+        _ => vec![advice::RUN_AS_ROOT, Advice::text("install the target's symbols")],
     })
 }
 

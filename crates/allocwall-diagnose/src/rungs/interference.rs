@@ -54,7 +54,7 @@ fn throttling(ctx: &Context) -> Judged {
             .recording
             .probe_absence(ProbeName::Cgroup)
             .unwrap_or_else(|| Absence::new(Reason::NotFound, "the cgroup's CPU counters could not be read"))
-            .mend_if_none(&["mount the cpu controller where allocwall runs (in a container: -v /sys/fs/cgroup:/sys/fs/cgroup:ro)"]);
+            .mend_if_none(["mount the cpu controller where allocwall runs (in a container: -v /sys/fs/cgroup:/sys/fs/cgroup:ro)"]);
         return Judged::not_measured(WALL, Whole::ThreadTime, absence, show);
     };
     let (Some(ns), Some(periods), Some(hit)) = (
@@ -93,7 +93,7 @@ fn by_line(
     match ctx.wait(class) {
         Ok(line) => judge(line, show),
         Err(absence) => {
-            let absence = absence.mend_if_none(&["use a longer window: -d 30"]);
+            let absence = absence.mend_if_none(["use a longer window: -d 30"]);
             Judged::not_measured(wall, Whole::ThreadTime, absence, show)
         }
     }
@@ -110,7 +110,7 @@ fn steal(ctx: &Context) -> Judged {
         let once = Absence::new(Reason::TooLittle, "/proc/stat was read only once")
             .mend("use a longer window: -d 30");
         let absence = ctx.wait(WaitClass::Stolen).err().unwrap_or(once);
-        let absence = absence.mend_if_none(&["use a longer window: -d 30"]);
+        let absence = absence.mend_if_none(["use a longer window: -d 30"]);
         return Judged::not_measured(WALL, Whole::ThreadTime, absence, show);
     };
     // The kernel counts steal per CPU, not per thread. The target's part is in proportion to its part of the busy time.
@@ -139,7 +139,7 @@ fn run_queue(ctx: &Context) -> Judged {
         }
         Err(absence) => {
             let absence = absence
-                .mend_if_none(&["use a kernel with CONFIG_SCHED_INFO, so that /proc/PID/schedstat exists"]);
+                .mend_if_none(["use a kernel with CONFIG_SCHED_INFO, so that /proc/PID/schedstat exists"]);
             return Judged::not_measured(WALL, Whole::ThreadTime, absence, show);
         }
     };

@@ -4,11 +4,12 @@ use super::cases::{cpu_case, in_unnamed_kernel, lock_case, lock_times, perf_show
 use crate::context::{Context, count, percent_interval};
 use crate::judge::{Case, Judged};
 use crate::{ShellLine, Status, Whole};
+use allocwall_model::catalogue::advice;
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
 use allocwall_model::catalogue::prices::{TOUCH_2M, TOUCH_2M_IDLE, TOUCH_4K, TOUCH_4K_IDLE, ZERO_4K};
 use allocwall_model::catalogue::syscalls::MapCall;
 use allocwall_model::catalogue::walls::Wall;
-use allocwall_model::units::{Absence, Interval, RUN_AS_ROOT, Reason};
+use allocwall_model::units::{Absence, Interval, Reason};
 
 pub fn first_touch(ctx: &Context) -> Vec<Judged> {
     let show = perf_show(ctx, "clear_page|fault");
@@ -82,7 +83,7 @@ fn by_price(ctx: &Context, faults: Option<f64>, show: ShellLine) -> Option<Judge
                 count(huge)
             ),
         )
-        .mend(RUN_AS_ROOT)
+        .mend(advice::RUN_AS_ROOT)
     };
     Some(case(0.0).unless_hidden(case(huge * huge_ns_each), absence).estimate(
         "number of faults × this machine's price of a first touch; kernel stacks were not available",

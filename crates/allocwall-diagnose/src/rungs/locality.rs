@@ -3,6 +3,7 @@
 use crate::context::{Context, bytes, percent};
 use crate::judge::{Case, Judged};
 use crate::{ShellLine, Status, Whole};
+use allocwall_model::catalogue::advice::Advice;
 use allocwall_model::catalogue::cost::CostClass;
 use allocwall_model::catalogue::prices::{LOAD_2M, LOAD_4K};
 use allocwall_model::catalogue::thresholds::{self, TLB_REACH_BYTES};
@@ -27,9 +28,10 @@ pub fn tlb(ctx: &Context) -> Vec<Judged> {
         None => ctx.last_tick().map(|t| t.resident),
     };
     let pmu_missing = || match &ctx.recording.host.pmu {
-        Ok(()) => Absence::new(Reason::TooCostly, "allocwall does not read TLB counters").mend(&show.command),
+        Ok(()) => Absence::new(Reason::TooCostly, "allocwall does not read TLB counters")
+            .mend(Advice::command(show.command.clone())),
         Err(absence) => {
-            absence.clone().mend_if_none(&["use a machine with a PMU", "try huge pages and compare"])
+            absence.clone().mend_if_none(["use a machine with a PMU", "try huge pages and compare"])
         }
     };
     let Some(resident) = resident.filter(|r| *r > 0) else {
@@ -110,7 +112,7 @@ pub fn numa(ctx: &Context) -> Vec<Judged> {
             .unwrap_or_else(|| {
                 Absence::new(Reason::NotFound, "the nodes' allocation counters could not be read")
             })
-            .mend_if_none(&["run perf stat -e node-loads,node-load-misses -p PID on a machine with a PMU"]);
+            .mend_if_none(["run perf stat -e node-loads,node-load-misses -p PID on a machine with a PMU"]);
         return vec![Judged::not_measured(WALL, Whole::Resident, absence, show).evidence_if(placed)];
     };
     if remote + local < 1000 {

@@ -75,7 +75,7 @@ pub fn rung(ctx: &Context) -> Vec<Judged> {
             if known.is(Status::Wall) {
                 known.estimate("a lower bound: only LazyFree pages are counted")
             } else {
-                let absence = absence.clone().mend_if_none(&[OWN_FIGURES]);
+                let absence = absence.clone().mend_if_none([OWN_FIGURES]);
                 Judged::not_measured(WALL, Whole::Resident, absence, show)
             }
         }

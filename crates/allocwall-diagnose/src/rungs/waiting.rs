@@ -4,10 +4,11 @@ use super::cases::in_unknown_futexes;
 use crate::context::{Context, ended_unread};
 use crate::judge::{Case, Judged};
 use crate::{Finding, ShellLine, Status, Whole};
+use allocwall_model::catalogue::advice::{self, Advice};
 use allocwall_model::catalogue::cost::WaitClass;
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::recording::ProbeName;
-use allocwall_model::units::{Absence, Interval, RUN_AS_ROOT, Reason};
+use allocwall_model::units::{Absence, Interval, Reason};
 
 pub fn rung(ctx: &Context) -> Vec<Judged> {
     vec![waiting(ctx), application_lock(ctx)]
@@ -20,7 +21,7 @@ fn waiting(ctx: &Context) -> Judged {
             .recording
             .probe_absence(ProbeName::Counters)
             .unwrap_or_else(|| Absence::new(Reason::Vanished, "the target's CPU time was never read"))
-            .mend_if_none(&["use a longer window: -d 30"]);
+            .mend_if_none(["use a longer window: -d 30"]);
         return Judged::not_measured(Wall::Waiting, Whole::WallTime, absence, show);
     }
     // Idle threads of a pool must not count: the target is idle only while no thread runs or wants to run.
@@ -71,7 +72,8 @@ fn application_lock(ctx: &Context) -> Judged {
     let waits = match ctx.wait(WaitClass::ApplicationLock) {
         Ok(waits) => waits,
         Err(absence) => {
-            let absence = absence.mend_if_none(&["run as the target's user", RUN_AS_ROOT]);
+            let absence =
+                absence.mend_if_none([Advice::text("run as the target's user"), advice::RUN_AS_ROOT]);
             return Judged::not_measured(WALL, Whole::ThreadTime, absence, show);
         }
     };

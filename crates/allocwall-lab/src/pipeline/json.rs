@@ -1,6 +1,6 @@
 //! The order pipeline as a JSON document, version 1, with the raw histograms. Described in docs/json.md.
 
-use super::ThreadTold;
+use super::ThreadResult;
 use super::results::{ArmResult, Point};
 use super::text::Experiment;
 use super::{Measure, Orders};
@@ -88,7 +88,7 @@ fn arm(arm: &ArmResult) -> Value {
     })
 }
 
-fn thread(thread: &ThreadTold) -> Value {
+fn thread(thread: &ThreadResult) -> Value {
     json!({
         "role": thread.role.title(),
         "cpu": thread.cpu,

@@ -174,7 +174,7 @@ impl Orders {
 
 /// The result of one run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Told {
+pub struct RunResult {
     pub variant: Variant,
     /// Timed orders.
     pub orders: u64,
@@ -189,7 +189,7 @@ pub struct Told {
     pub threshold_ns: f64,
     /// Empty if the producers sent as fast as possible: then orders have no intended arrival.
     pub latencies: BTreeMap<Measure, Pair>,
-    pub threads: Vec<ThreadTold>,
+    pub threads: Vec<ThreadResult>,
     /// Allocations that were refused and retried, because the pool was exhausted.
     pub refused: u64,
     /// Achieved heap pressure, in blocks per second.
@@ -201,7 +201,7 @@ pub struct Told {
     pub unseen: f64,
 }
 
-impl Told {
+impl RunResult {
     pub fn saturated(&self, offered: Option<f64>) -> bool {
         offered.is_none_or(|offered| self.achieved < offered * HELD)
     }
@@ -236,7 +236,7 @@ impl Pair {
 
 /// One thread of a run, or the sum over the runs of an arm.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ThreadTold {
+pub struct ThreadResult {
     pub role: Role,
     pub cpu: u32,
     /// Stalls of the machine during the timed part: their number, their total time, and the longest.
@@ -251,8 +251,8 @@ pub struct ThreadTold {
     pub minor_faults: u64,
 }
 
-impl ThreadTold {
-    pub fn add(&mut self, other: &ThreadTold) {
+impl ThreadResult {
+    pub fn add(&mut self, other: &ThreadResult) {
         self.stalls += other.stalls;
         self.stalled_ns += other.stalled_ns;
         self.longest_ns = self.longest_ns.max(other.longest_ns);
@@ -291,31 +291,32 @@ pub fn metric_key(measure: Measure, quantile: &str, orders: Orders) -> String {
 }
 
 /// The reason why a run has no percentiles.
-pub fn saturation(told: &Told, offered: Option<f64>) -> Absence {
+pub fn saturation(result: &RunResult, offered: Option<f64>) -> Absence {
     let detail = match offered {
         None => "orders were sent as fast as possible and have no intended arrival".to_owned(),
         Some(offered) => {
-            format!("saturated: {:.0} of {offered:.0} orders per second were done", told.achieved)
+            format!("saturated: {:.0} of {offered:.0} orders per second were done", result.achieved)
         }
     };
     Absence::new(Reason::NotApplicable, detail)
 }
 
 /// A run's figures by metric.
-pub fn figures(told: &Told, offered: Option<f64>) -> BTreeMap<String, Measured<f64>> {
+pub fn figures(result: &RunResult, offered: Option<f64>) -> BTreeMap<String, Measured<f64>> {
     let mut figures = BTreeMap::from([
-        ("achieved_per_s".to_owned(), Ok(told.achieved)),
+        ("achieved_per_s".to_owned(), Ok(result.achieved)),
         (
             "handoff_ns".to_owned(),
-            told.handoff_ns
+            result
+                .handoff_ns
                 .ok_or_else(|| Absence::new(Reason::NotApplicable, "producer and consumer share a CPU")),
         ),
     ]);
     for measure in Measure::ALL {
         for orders in [Orders::Undisturbed, Orders::All] {
             for (key, _, share) in QUANTILES {
-                let value = match told.latencies.get(&measure) {
-                    _ if told.saturated(offered) => Err(saturation(told, offered)),
+                let value = match result.latencies.get(&measure) {
+                    _ if result.saturated(offered) => Err(saturation(result, offered)),
                     Some(pair) => pair.of(orders).quantile(share).ok_or_else(|| {
                         Absence::new(Reason::TooLittle, "all orders of the run were disturbed")
                     }),

@@ -1,7 +1,7 @@
 //! The results of all arms: a trial's outcomes for the percentiles, and the merged histograms of each arm.
 
 use super::variants::Variant;
-use super::{Measure, Orders, Pair, QUANTILES, Spec, ThreadTold, Told, figures, metric_key};
+use super::{Measure, Orders, Pair, QUANTILES, RunResult, Spec, ThreadResult, figures, metric_key};
 use crate::histogram::Histogram;
 use allocwall_host::topology::Relation;
 use allocwall_model::error::Result;
@@ -79,15 +79,15 @@ pub struct ArmResult {
     pub refused: u64,
     pub unseen: f64,
     pub stolen_ns: Option<u64>,
-    pub threads: Vec<ThreadTold>,
+    pub threads: Vec<ThreadResult>,
 }
 
 impl ArmResult {
-    fn of(name: &str, told: &[&Told], offered: Option<f64>) -> ArmResult {
-        let over_runs = |figure: &dyn Fn(&Told) -> Option<f64>| {
-            median_interval(&told.iter().filter_map(|t| figure(t)).collect::<Vec<_>>())
+    fn of(name: &str, runs: &[&RunResult], offered: Option<f64>) -> ArmResult {
+        let over_runs = |figure: &dyn Fn(&RunResult) -> Option<f64>| {
+            median_interval(&runs.iter().filter_map(|t| figure(t)).collect::<Vec<_>>())
         };
-        let held: Vec<&&Told> = told.iter().filter(|t| !t.saturated(offered)).collect();
+        let held: Vec<&&RunResult> = runs.iter().filter(|t| !t.saturated(offered)).collect();
         let mut latencies: BTreeMap<Measure, Pair> = BTreeMap::new();
         for (measure, pair) in held.iter().flat_map(|t| &t.latencies) {
             latencies.entry(*measure).or_default().add(pair);
@@ -96,7 +96,7 @@ impl ArmResult {
         for measure in Measure::ALL {
             for orders in [Orders::Undisturbed, Orders::All] {
                 for (key, _, share) in QUANTILES {
-                    let of_run = |t: &&&Told| t.latencies.get(&measure)?.of(orders).quantile(share);
+                    let of_run = |t: &&&RunResult| t.latencies.get(&measure)?.of(orders).quantile(share);
                     let values: Vec<f64> = held.iter().filter_map(of_run).collect();
                     if let Some(interval) = median_interval(&values) {
                         percentiles.insert(metric_key(measure, key, orders), interval);
@@ -104,9 +104,9 @@ impl ArmResult {
                 }
             }
         }
-        let mut threads: Vec<ThreadTold> = vec![];
-        for told in told {
-            for (n, thread) in told.threads.iter().enumerate() {
+        let mut threads: Vec<ThreadResult> = vec![];
+        for run in runs {
+            for (n, thread) in run.threads.iter().enumerate() {
                 match threads.get_mut(n) {
                     Some(sum) => sum.add(thread),
                     None => threads.push(thread.clone()),
@@ -115,17 +115,17 @@ impl ArmResult {
         }
         ArmResult {
             name: name.to_owned(),
-            runs: told.len(),
-            saturated: told.len() - held.len(),
+            runs: runs.len(),
+            saturated: runs.len() - held.len(),
             latencies,
             percentiles,
             achieved: over_runs(&|t| Some(t.achieved)),
             handoff_ns: over_runs(&|t| t.handoff_ns),
             disturbed: over_runs(&|t| t.disturbed_share()),
             pressure: over_runs(&|t| Some(t.pressure_per_s)),
-            refused: told.iter().map(|t| t.refused).sum(),
-            unseen: told.iter().map(|t| t.unseen).sum(),
-            stolen_ns: told.iter().map(|t| t.stolen_ns).sum(),
+            refused: runs.iter().map(|t| t.refused).sum(),
+            unseen: runs.iter().map(|t| t.unseen).sum(),
+            stolen_ns: runs.iter().map(|t| t.stolen_ns).sum(),
             threads,
         }
     }
@@ -178,15 +178,15 @@ pub fn point(
     spec: &Spec,
     outcome: TrialResult,
     blocks: &[Block],
-    told: &[(usize, Option<Told>)],
+    runs: &[(usize, Option<RunResult>)],
 ) -> Point {
     let arms = &outcome.design.arms;
     let results = arms
         .iter()
         .enumerate()
         .map(|(n, arm)| {
-            let own: Vec<&Told> =
-                told.iter().filter(|(of, _)| *of == n).filter_map(|(_, t)| t.as_ref()).collect();
+            let own: Vec<&RunResult> =
+                runs.iter().filter(|(of, _)| *of == n).filter_map(|(_, t)| t.as_ref()).collect();
             ArmResult::of(&arm.name, &own, spec.rate)
         })
         .collect();
@@ -229,7 +229,7 @@ pub struct Runs<'a> {
     /// By arm.
     pub variants: Vec<Variant>,
     /// The result of each run, with its arm, in the order of the runs; None if the run failed.
-    pub told: Vec<(usize, Option<Told>)>,
+    pub results: Vec<(usize, Option<RunResult>)>,
 }
 
 pub struct Once<'a> {
@@ -238,7 +238,7 @@ pub struct Once<'a> {
     pub offered: Option<f64>,
     pub interrupted: &'a AtomicBool,
     /// The result of the last run.
-    pub last: RefCell<Option<Told>>,
+    pub last: RefCell<Option<RunResult>>,
 }
 
 impl Fresh for Once<'_> {
@@ -251,20 +251,20 @@ impl Fresh for Once<'_> {
         let mut running = run::start(start, &self.keeper_exe)?;
         let looks = close.start(running.family());
         let mut watcher = Watcher::of(&self.arms);
-        watcher.look_now(&running);
+        watcher.sample_now(&running);
         // The run needs some tens of milliseconds to set up before it times orders.
         std::thread::sleep(SETTING_UP);
         if running.exited().is_none() {
-            watcher.look_now(&running);
+            watcher.sample_now(&running);
         }
         let finished = running.wait(close.stop(self.interrupted))?;
         let seen = watcher.seen(&finished, looks.finish());
         let mut failed = failure(&finished, &[]);
-        let told = serde_json::from_slice::<Told>(&finished.stdout.bytes);
-        let metrics: BTreeMap<String, Measured<f64>> = match told {
-            Ok(told) => {
-                let figures = figures(&told, self.offered);
-                *self.last.borrow_mut() = Some(told);
+        let result = serde_json::from_slice::<RunResult>(&finished.stdout.bytes);
+        let metrics: BTreeMap<String, Measured<f64>> = match result {
+            Ok(result) => {
+                let figures = figures(&result, self.offered);
+                *self.last.borrow_mut() = Some(result);
                 figures
             }
             Err(error) => {
@@ -282,21 +282,21 @@ const SETTING_UP: std::time::Duration = std::time::Duration::from_millis(20);
 impl Subject for Runs<'_> {
     fn run(&mut self, arm: usize) -> Result<Ran> {
         let mut ran = self.once.run(arm)?;
-        let told = self.once.last.take();
-        if let Some(told) = &told {
+        let result = self.once.last.take();
+        if let Some(result) = &result {
             ran.proof.push(ProofItem {
                 what: "variant".into(),
-                state: if told.variant == self.variants[arm] {
+                state: if result.variant == self.variants[arm] {
                     ProofState::Proven
                 } else {
                     ProofState::Refuted
                 },
-                detail: told.variant.entry().title.into(),
+                detail: result.variant.entry().title.into(),
                 needed: true,
                 absent: None,
             });
         }
-        self.told.push((arm, told));
+        self.results.push((arm, result));
         Ok(ran)
     }
 }

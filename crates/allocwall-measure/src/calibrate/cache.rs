@@ -1,6 +1,7 @@
 //! The cache of price lists: one file per machine and kernel, in the user's cache folder.
 
 use allocwall_host::own;
+use allocwall_model::catalogue::advice::CALIBRATE;
 use allocwall_model::recording::PriceList;
 use allocwall_model::units::{Absence, Measured, Reason};
 use std::fs::File;
@@ -9,7 +10,6 @@ use std::path::{Path, PathBuf};
 
 /// A price list is a few KiB; a larger file is not a price list.
 const MOST_BYTES: u64 = 1 << 20;
-const MEASURE: &str = "allocwall calibrate";
 
 pub(super) fn file(dir: &Path, machine: &str) -> PathBuf {
     dir.join(format!("prices-{:08x}.json", crc32fast::hash(machine.as_bytes())))
@@ -21,10 +21,10 @@ pub(super) fn load(file: &Path, machine: &str) -> Measured<PriceList> {
         match error.kind() {
             io::ErrorKind::NotFound => {
                 Absence::new(Reason::NotFound, "this machine's prices have not been measured yet")
-                    .mend(MEASURE)
+                    .mend(CALIBRATE)
             }
             io::ErrorKind::InvalidData => unusable(file, "not text"),
-            _ => Absence::new(Reason::NotPermitted, format!("{}: {error}", file.display())).mend(MEASURE),
+            _ => Absence::new(Reason::NotPermitted, format!("{}: {error}", file.display())).mend(CALIBRATE),
         }
     })?;
     let list: PriceList = serde_json::from_str(&text).map_err(|error| unusable(file, &error.to_string()))?;
@@ -33,12 +33,12 @@ pub(super) fn load(file: &Path, machine: &str) -> Measured<PriceList> {
             Reason::NotApplicable,
             format!("{} holds the prices of another machine ({})", file.display(), list.machine),
         )
-        .mend(MEASURE));
+        .mend(CALIBRATE));
     }
     // Earlier versions also kept lists of machines without a stable price.
     if list.prices.is_empty() {
         return Err(
-            Absence::new(Reason::NotFound, "no event had a stable price on this machine").mend(MEASURE)
+            Absence::new(Reason::NotFound, "no event had a stable price on this machine").mend(CALIBRATE)
         );
     }
     match list.prices.iter().find(|price| !is_sane(price.ns)) {
@@ -53,7 +53,7 @@ fn is_sane(ns: allocwall_model::units::Interval) -> bool {
 
 fn unusable(file: &Path, detail: &str) -> Absence {
     Absence::new(Reason::Unparsable, format!("{} is not a usable price list: {detail}", file.display()))
-        .mend(MEASURE)
+        .mend(CALIBRATE)
 }
 
 /// Writes to a temporary name first, so that a reader sees the old list or the new one, never a part. Mode
@@ -122,7 +122,7 @@ mod tests {
         store(&file, &list("there")).unwrap();
         let absence = load(&file, "here").unwrap_err();
         assert_eq!(absence.reason, Reason::NotApplicable);
-        assert_eq!(absence.mend, [MEASURE]);
+        assert_eq!(absence.mend, [CALIBRATE]);
         assert_ne!(super::file(root.path(), "here"), super::file(root.path(), "there"));
     }
 

@@ -5,6 +5,7 @@ use allocwall_host::libc_malloc::MallocChild;
 use allocwall_host::memory::{self, AnonymousMapping, HUGE, PAGE, Pages};
 use allocwall_host::perf::SelfSampler;
 use allocwall_host::topology::{Pinned, Relation};
+use allocwall_model::catalogue::advice::CALIBRATE_UNDISTURBED;
 use allocwall_model::catalogue::prices;
 use allocwall_model::units::{Absence, Measured, Reason};
 use std::collections::VecDeque;
@@ -83,7 +84,7 @@ fn undisturbed<T>(run: impl FnOnce() -> Measured<T>) -> Measured<T> {
     match memory::thread_counts().involuntary_switches - before {
         0 => Ok(outcome),
         _ => Err(Absence::new(Reason::TooLittle, "other work took the CPU during the repetition")
-            .mend("allocwall calibrate --fresh, on a less busy machine")),
+            .mend(CALIBRATE_UNDISTURBED)),
     }
 }
 

@@ -13,6 +13,7 @@ mod facts;
 use allocwall_host::facts::Machine;
 use allocwall_host::topology::{self, Pinned, Topology};
 use allocwall_host::{libc_malloc, memory, own};
+use allocwall_model::catalogue::advice::CALIBRATE_UNDISTURBED;
 use allocwall_model::catalogue::prices;
 use allocwall_model::error::{Error, Result};
 use allocwall_model::recording::{Price, PriceList};
@@ -239,7 +240,7 @@ fn shortfall(repetitions: usize, missed: Option<&Absence>) -> Absence {
             Reason::TooLittle,
             format!("fewer than {FEWEST} repetitions fitted into the time limit"),
         )
-        .mend("allocwall calibrate --fresh, on a less busy machine"),
+        .mend(CALIBRATE_UNDISTURBED),
     }
 }
 

@@ -9,6 +9,7 @@ use crate::heap;
 use allocwall_host::cgroup::{CgroupFs, Frozen};
 use allocwall_host::clock;
 use allocwall_host::proc::ProcFs;
+use allocwall_model::catalogue::advice::Advice;
 use allocwall_model::error::Result;
 use allocwall_model::recording::{EventCount, HeapView, Probe, ProbeName, ProbeState};
 use allocwall_model::units::{Absence, Measured, Reason};
@@ -118,7 +119,7 @@ fn process_stopped(proc: &ProcFs, pid: i32, frozen: Option<Frozen>) -> Option<Ab
     let stopped = |detail: String| Absence::new(Reason::TooLittle, detail);
     if let Some(Frozen { dir, thaw }) = frozen {
         let detail = format!("its cgroup {} is frozen", dir.display());
-        return Some(stopped(detail).mend(thaw));
+        return Some(stopped(detail).mend(Advice::command(thaw)));
     }
     let stat = proc.process_stat(pid).ok()?;
     // The state of a leader that has ended does not hold for its other threads.
@@ -129,7 +130,7 @@ fn process_stopped(proc: &ProcFs, pid: i32, frozen: Option<Frozen>) -> Option<Ab
     match state {
         'T' => {
             let detail = format!("process {pid} ({}) is stopped by a signal (SIGSTOP or similar)", stat.comm);
-            Some(stopped(detail).mend(format!("kill -CONT {pid}")))
+            Some(stopped(detail).mend(Advice::command(format!("kill -CONT {pid}"))))
         }
         't' => {
             // The kernel reports the number of the tracing thread.

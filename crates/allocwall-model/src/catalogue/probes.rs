@@ -46,7 +46,7 @@ probes! {
     Processes: "processes", "every process of the target";
     Names: "names", "function names and callers";
     Code: "code", "the addresses of code";
-    Pmu: "pmu", "hardware counters";
+    Pmu: "pmu", "cycles, dTLB and cache misses";
     RunDelay: "run_delay", "CPU time and run-queue time of the threads";
     Stopped: "stopped", "the target's work while it runs";
     PythonStacks: "python_stacks", "Python function names";

@@ -5,6 +5,7 @@
 use super::cost::CostClass::{self, *};
 use super::modules::{AllocatorKind, JEMALLOC_CONF};
 use super::walls::Wall;
+use std::collections::BTreeSet;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Remedy {
@@ -50,8 +51,6 @@ pub struct Start {
     pub argument: Argument,
     /// The changes, all applied together. `{}` is the argument; `{arenas}` as above.
     pub applied: &'static [Change],
-    /// What to check in the running target to see that the remedy took effect.
-    pub proof: &'static str,
     /// What the remedy does, and its limits.
     pub page: &'static str,
 }
@@ -110,6 +109,74 @@ pub enum Change {
     Pages(Pages),
     /// CPython's arenas on huge pages, by the hook of the Python package.
     ArenaHook,
+}
+
+impl Change {
+    fn proofs(self) -> &'static [Proof] {
+        match self {
+            Change::Preload(Library::Glibc) => &[Proof::CLibrary],
+            Change::Preload(_) => &[Proof::Preload],
+            Change::Tunable(name, _) => Proof::of_tunable(name),
+            Change::Env(..) | Change::EnvAppend { .. } => &[Proof::Variable],
+            Change::Unset(_) => &[],
+            Change::CommandOption(_) => &[Proof::CommandLine],
+            Change::Prefault(_) => &[Proof::Prefault],
+            Change::Cpus(_) => &[Proof::Cpus],
+            Change::Nodes(_) => &[Proof::Nodes, Proof::Cpus],
+            Change::Pages(_) => &[Proof::Variable, Proof::HugePages],
+            Change::ArenaHook => &[Proof::Variable, Proof::Arenas],
+        }
+    }
+}
+
+/// What a trial checks in the running target, to see that a remedy took effect. In `allocwall-trial`, `arm::Expectation` adds
+/// the values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Proof {
+    Preload,
+    /// glibc serves malloc.
+    CLibrary,
+    Variable,
+    Tunables,
+    CommandLine,
+    Prefault,
+    /// Transparent or reserved, anywhere in the process.
+    HugePages,
+    /// CPython's arenas, through the hook of the Python package.
+    Arenas,
+    Nodes,
+    Cpus,
+}
+
+impl Proof {
+    pub fn text(self) -> &'static str {
+        match self {
+            Proof::Preload => {
+                "the library is mapped; the loader bound malloc to it, also in child processes; calls reach it, if they can be counted"
+            }
+            Proof::CLibrary => "the loader bound malloc to libc.so.6, also in child processes",
+            Proof::Variable => "the variable is in the environment of the process that runs the program",
+            Proof::Tunables => "GLIBC_TUNABLES is in the environment of the process",
+            Proof::CommandLine => "the option is on the command line",
+            Proof::Prefault => "the library is mapped; the peak of resident memory is at least SIZE",
+            Proof::HugePages => {
+                "huge pages are resident, transparent or reserved: AnonHugePages, Private_Hugetlb or Shared_Hugetlb in /proc/PID/smaps"
+            }
+            Proof::Arenas => {
+                "the hook's library is mapped in each run; in the run that is not counted, at least one 2 MiB slab in a range for which the hook asked for huge pages: AnonHugePages in /proc/PID/smaps"
+            }
+            Proof::Nodes => "the policy in /proc/PID/numa_maps matches the setting",
+            Proof::Cpus => "Cpus_allowed_list in /proc/PID/status matches the setting",
+        }
+    }
+
+    /// `name` is the full name of the tunable.
+    pub fn of_tunable(name: &str) -> &'static [Proof] {
+        match name {
+            "glibc.malloc.hugetlb" => &[Proof::Tunables, Proof::HugePages],
+            _ => &[Proof::Tunables],
+        }
+    }
 }
 
 /// Which library is preloaded.
@@ -203,6 +270,25 @@ impl Remedy {
     /// Whether the remedy makes this change.
     pub fn applies(&self, change: Change) -> bool {
         self.start.is_some_and(|start| start.applied.contains(&change))
+    }
+
+    /// What a trial checks in the running target; empty if there is nothing to check.
+    pub fn proofs(&self) -> BTreeSet<Proof> {
+        let Some(start) = self.start else {
+            return BTreeSet::new();
+        };
+        let mut proofs: BTreeSet<Proof> =
+            start.applied.iter().flat_map(|change| change.proofs()).copied().collect();
+        proofs.extend(match start.argument {
+            Argument::Tunables => Some(Proof::Tunables),
+            Argument::Variable => Some(Proof::Variable),
+            _ => None,
+        });
+        // The arena hook has its own proof.
+        if self.effect == Effect::HugeTouch && !proofs.contains(&Proof::Arenas) {
+            proofs.insert(Proof::HugePages);
+        }
+        proofs
     }
 
     /// The package of the library that it preloads, with the distribution: `Debian: libjemalloc2`.
@@ -528,13 +614,6 @@ impl Need {
 
 const PRELOAD_BACKFIRES: &str =
     "5 to 10 % more resident memory is usual; the program crashes if it frees memory of another allocator";
-const VARIABLE_PROOF: &str = "the variable is in the environment of the process that runs the program";
-pub const TUNABLES_PROOF: &str = "GLIBC_TUNABLES is in the environment of the process";
-const HUGE_PAGES_PROOF: &str = "huge pages are resident in the heap: AnonHugePages in /proc/PID/smaps";
-const RESERVED_PAGES_PROOF: &str =
-    "reserved huge pages are resident in the heap: Private_Hugetlb in /proc/PID/smaps";
-const NODES_PROOF: &str = "the policy in /proc/PID/numa_maps and Cpus_allowed_list match the setting";
-const PRELOAD_PROOF: &str = "the library is mapped; the loader bound malloc to it, also in child processes; calls reach it, if they can be counted";
 const PRELOAD_UNDO: &str = "restart without LD_PRELOAD";
 const ALLOCATOR_WALLS: &[Wall] = &[Wall::AllocatorCode, Wall::AllocatorContention];
 pub const ALLOCATOR_LINES: &[CostClass] = &[AllocatorCode, AllocatorLocks];
@@ -578,7 +657,6 @@ pub const TABLE: &[Remedy] = &[
         start: Some(Start {
             argument: Argument::Value(Form::Count(1, 65_536)),
             applied: &[Change::Env("GOMAXPROCS", "{}")],
-            proof: VARIABLE_PROOF,
             page: "The Go scheduler runs Go code on at most N threads at a time. If N is not above the cgroup's quota, the program does not use up the quota early in a period, and the kernel does not stop it until the next one.",
         }),
     },
@@ -637,7 +715,6 @@ pub const TABLE: &[Remedy] = &[
         start: Some(Start {
             argument: Argument::Or(Form::Count(1, 100_000), "200"),
             applied: &[Change::Env("GOGC", "{}")],
-            proof: VARIABLE_PROOF,
             page: "The heap can grow by N % of the live memory before the next collection; the default is 100. Combine it with gomemlimit=SIZE, so that the larger heap stays below the memory limit.",
         }),
     },
@@ -677,7 +754,6 @@ pub const TABLE: &[Remedy] = &[
         start: Some(Start {
             argument: Argument::Or(Form::Count(1, 4096), "64"),
             applied: &[Change::CommandOption("--max-semi-space-size={}")],
-            proof: "the option is on the command line, after node",
             page: "The size of one semi-space of V8's young generation, in MiB. V8 collects a larger one less often, and fewer objects are still alive then and have to be copied. allocwall puts the option on the command line, where every version of Node accepts it, so the command must start node directly.",
         }),
     },
@@ -701,7 +777,6 @@ pub const TABLE: &[Remedy] = &[
         start: Some(Start {
             argument: Argument::Value(Form::Bytes),
             applied: &[Change::CommandOption("-Xmx{}")],
-            proof: "the option is on the command line, after java",
             page: "The maximum size of the Java heap. allocwall puts the option on the command line, because it overrides JAVA_TOOL_OPTIONS; so the command must start java directly. If the command has a -Xmx of its own, that one wins, because it comes later.",
         }),
     },
@@ -733,7 +808,6 @@ pub const TABLE: &[Remedy] = &[
                 Change::Tunable("glibc.malloc.mmap_threshold", "268435456"),
                 Change::Tunable("glibc.malloc.trim_threshold", "268435456"),
             ],
-            proof: TUNABLES_PROOF,
             page: "Blocks up to 256 MiB come from the heap instead of their own mapping. glibc returns free memory at the top of the heap to the kernel only when it is more than 256 MiB. Both thresholds are set, because setting only one stops glibc from adapting the other. Only the main thread's heap can grow this large: other threads use arenas of at most 64 MiB, and larger blocks are still mapped there.",
         }),
     },
@@ -764,7 +838,6 @@ pub const TABLE: &[Remedy] = &[
                 Change::Tunable("glibc.malloc.mmap_threshold", "33554432"),
                 Change::Tunable("glibc.malloc.trim_threshold", "268435456"),
             ],
-            proof: TUNABLES_PROOF,
             page: "The same as glibc-keep-memory, for glibc before 2.36, which accepts an mmap threshold of at most 32 MiB. Larger blocks are still mapped and unmapped.",
         }),
     },
@@ -791,7 +864,6 @@ pub const TABLE: &[Remedy] = &[
         start: Some(Start {
             argument: Argument::None,
             applied: &[Change::Tunable("glibc.malloc.hugetlb", "1")],
-            proof: HUGE_PAGES_PROOF,
             page: "glibc asks the kernel for transparent huge pages (madvise) for its heap and for the blocks that it maps. It asks only if the machine's mode is madvise. In mode always the kernel gives huge pages without being asked; in mode never it gives none.",
         }),
     },
@@ -816,7 +888,6 @@ pub const TABLE: &[Remedy] = &[
                 separator: ',',
                 value: "thp:always,metadata_thp:auto",
             }],
-            proof: HUGE_PAGES_PROOF,
             page: "jemalloc asks the kernel for transparent huge pages for all memory that it maps. A build whose functions have a prefix reads a variable with that prefix instead of MALLOC_CONF. allocwall reads the library to find the right name.",
         }),
     },
@@ -842,7 +913,6 @@ pub const TABLE: &[Remedy] = &[
         start: Some(Start {
             argument: Argument::None,
             applied: &[Change::Env("MIMALLOC_ALLOW_LARGE_OS_PAGES", "1")],
-            proof: HUGE_PAGES_PROOF,
             page: "mimalloc uses reserved 2 MiB pages if the machine has some; otherwise it asks the kernel for transparent huge pages (src/prim/unix/prim.c).",
         }),
     },
@@ -871,7 +941,6 @@ pub const TABLE: &[Remedy] = &[
                 Change::Env("PYTHONMALLOC", "mimalloc"),
                 Change::Env("MIMALLOC_ALLOW_LARGE_OS_PAGES", "1"),
             ],
-            proof: HUGE_PAGES_PROOF,
             page: "CPython 3.13 and later contain mimalloc and can use it for all objects. The built-in mimalloc reads its options from the environment.",
         }),
     },
@@ -892,7 +961,6 @@ pub const TABLE: &[Remedy] = &[
         start: Some(Start {
             argument: Argument::None,
             applied: &[Change::Env("MIMALLOC_ALLOW_LARGE_OS_PAGES", "1")],
-            proof: HUGE_PAGES_PROOF,
             page: "The free-threaded build of CPython uses its built-in mimalloc for objects. It reads its options from the environment.",
         }),
     },
@@ -917,7 +985,6 @@ pub const TABLE: &[Remedy] = &[
                 separator: ' ',
                 value: "-XX:+UseTransparentHugePages",
             }],
-            proof: HUGE_PAGES_PROOF,
             page: "The JVM asks the kernel for transparent huge pages for its heap. It prints a line to standard error that it picked up JAVA_TOOL_OPTIONS.",
         }),
     },
@@ -943,7 +1010,6 @@ pub const TABLE: &[Remedy] = &[
                 Change::EnvAppend { name: "JAVA_TOOL_OPTIONS", separator: ' ', value: "-XX:+AlwaysPreTouch" },
                 Change::EnvAppend { name: "JAVA_TOOL_OPTIONS", separator: ' ', value: "-Xms{}" },
             ],
-            proof: VARIABLE_PROOF,
             page: "The JVM writes to each page of its heap when it commits the page. At the start it commits the initial heap: SIZE if it is given, otherwise -Xms, or by default 1/64 of the memory. Options on the command line override this one.",
         }),
     },
@@ -991,7 +1057,6 @@ pub const TABLE: &[Remedy] = &[
         start: Some(Start {
             argument: Argument::Source,
             applied: &[Change::Preload(Library::Jemalloc)],
-            proof: PRELOAD_PROOF,
             page: "jemalloc has a cache per thread and four arenas per CPU. It returns free pages to the kernel after ten seconds. `jemalloc` uses the system's library, or the bundled one if there is none. Choose one with `jemalloc@system`, `jemalloc@bundled`, `jemalloc@5.3.0` or `jemalloc@/path/lib.so`. Use one arm per version.",
         }),
     },
@@ -1017,7 +1082,6 @@ pub const TABLE: &[Remedy] = &[
         start: Some(Start {
             argument: Argument::Source,
             applied: &[Change::Preload(Library::Tcmalloc)],
-            proof: PRELOAD_PROOF,
             page: "The tcmalloc of gperftools has a cache per thread in front of central free lists. allocwall uses libtcmalloc if it is installed, otherwise libtcmalloc_minimal, which only lacks the profilers. Choose one with `tcmalloc@/path/lib.so`.",
         }),
     },
@@ -1043,7 +1107,6 @@ pub const TABLE: &[Remedy] = &[
         start: Some(Start {
             argument: Argument::Source,
             applied: &[Change::Preload(Library::Mimalloc)],
-            proof: PRELOAD_PROOF,
             page: "mimalloc has a heap per thread, with free lists per page. A thread that frees a block of another thread returns it with one atomic operation. `mimalloc` uses the system's library, or the bundled one if there is none. Choose one with `mimalloc@system`, `mimalloc@bundled` or `mimalloc@/path/lib.so`. Versions 2 and 3 differ much: use one arm for each.",
         }),
     },
@@ -1064,7 +1127,6 @@ pub const TABLE: &[Remedy] = &[
         start: Some(Start {
             argument: Argument::Source,
             applied: &[Change::Preload(Library::Mimalloc)],
-            proof: PRELOAD_PROOF,
             page: "musl's allocator has one lock for all threads. The library must be built for musl. allocwall refuses a library that is linked with glibc.",
         }),
     },
@@ -1093,7 +1155,6 @@ pub const TABLE: &[Remedy] = &[
                 Change::Unset("MALLOC_ARENA_MAX"),
                 Change::Tunable("glibc.malloc.arena_max", "{arenas}"),
             ],
-            proof: TUNABLES_PROOF,
             page: "Container images and service files often set MALLOC_ARENA_MAX=2 to save memory. Then all threads share two arenas and their locks. This remedy restores glibc's default limit of eight arenas per CPU.",
         }),
     },
@@ -1115,7 +1176,6 @@ pub const TABLE: &[Remedy] = &[
         start: Some(Start {
             argument: Argument::Or(Form::Count(0, 65_535), "127"),
             applied: &[Change::Tunable("glibc.malloc.tcache_count", "{}")],
-            proof: TUNABLES_PROOF,
             page: "By default glibc's thread cache keeps 7 free blocks of each size (16 since glibc 2.42). When a thread frees more blocks of one size, the calls go to the arena and take its lock.",
         }),
     },
@@ -1142,7 +1202,6 @@ pub const TABLE: &[Remedy] = &[
         start: Some(Start {
             argument: Argument::Or(Form::Count(1, 65_536), "2"),
             applied: &[Change::Tunable("glibc.malloc.arena_max", "{}")],
-            proof: TUNABLES_PROOF,
             page: "Each arena keeps its own free memory, and glibc makes up to eight arenas per CPU. Fewer arenas keep less free memory, but threads that allocate at the same time wait for each other.",
         }),
     },
@@ -1185,7 +1244,6 @@ pub const TABLE: &[Remedy] = &[
                 separator: ',',
                 value: "background_thread:true,dirty_decay_ms:{},muzzy_decay_ms:0",
             }],
-            proof: VARIABLE_PROOF,
             page: "jemalloc returns pages to the kernel when they were free for N milliseconds; the default is 10,000. A background thread of jemalloc does this, so that an idle process shrinks, too.",
         }),
     },
@@ -1206,7 +1264,6 @@ pub const TABLE: &[Remedy] = &[
         start: Some(Start {
             argument: Argument::Or(Form::Nodes, "0"),
             applied: &[Change::Nodes("{}")],
-            proof: NODES_PROOF,
             page: "The kernel takes memory only from these nodes, and threads run only on their CPUs (unless cpus=LIST is given, too). If these nodes have no free memory, the kernel ends the process, even if other nodes have some.",
         }),
     },
@@ -1317,7 +1374,6 @@ pub const TABLE: &[Remedy] = &[
         start: Some(Start {
             argument: Argument::Source,
             applied: &[Change::Preload(Library::TcmallocMinimal)],
-            proof: PRELOAD_PROOF,
             page: "The same as tcmalloc, but always the library without the profilers.",
         }),
     },
@@ -1338,7 +1394,6 @@ pub const TABLE: &[Remedy] = &[
         start: Some(Start {
             argument: Argument::Source,
             applied: &[Change::Preload(Library::Snmalloc)],
-            proof: PRELOAD_PROOF,
             page: "snmalloc is designed for blocks that one thread allocates and another frees: it returns them in batches. Distributions have no package of snmalloc. Some builds of allocwall contain it; `snmalloc@/path/lib.so` uses your own build.",
         }),
     },
@@ -1359,7 +1414,6 @@ pub const TABLE: &[Remedy] = &[
         start: Some(Start {
             argument: Argument::None,
             applied: &[Change::Preload(Library::Glibc)],
-            proof: "the loader bound malloc to libc.so.6, also in child processes",
             page: "For programs that are linked with another allocator or preload one. allocwall puts the C library first in LD_PRELOAD and removes other allocators from it. A program that already uses glibc's malloc is started without a change.",
         }),
     },
@@ -1380,7 +1434,6 @@ pub const TABLE: &[Remedy] = &[
         start: Some(Start {
             argument: Argument::None,
             applied: &[],
-            proof: "nothing to prove",
             page: "The command without a change. Use it to compare the baseline with itself: every difference is noise.",
         }),
     },
@@ -1401,7 +1454,6 @@ pub const TABLE: &[Remedy] = &[
         start: Some(Start {
             argument: Argument::Tunables,
             applied: &[],
-            proof: TUNABLES_PROOF,
             page: "Sets any tunable that the program's loader knows. `glibc:arena_max=2,trim_threshold=64M` sets two tunables of glibc.malloc. For another group, write its name: `glibc:pthread.rseq=0`. allocwall checks names and ranges against the list of the program's loader (glibc 2.33 and later), because glibc ignores unknown names and values without a message. Sizes can end in K, M or G, powers of 1,024.",
         }),
     },
@@ -1426,7 +1478,6 @@ pub const TABLE: &[Remedy] = &[
                 Change::Tunable("glibc.malloc.trim_threshold", "268435456"),
                 Change::Tunable("glibc.malloc.mmap_threshold", "33554432"),
             ],
-            proof: TUNABLES_PROOF,
             page: "When the heap grows, it grows by SIZE more than needed, so that glibc calls brk less often. This remedy also sets the two thresholds, because setting one of the three stops glibc from adapting the others: glibc returns free memory at the top of the heap only above 256 MiB, and maps blocks above 32 MiB.",
         }),
     },
@@ -1447,7 +1498,6 @@ pub const TABLE: &[Remedy] = &[
         start: Some(Start {
             argument: Argument::None,
             applied: &[Change::Pages(Pages::Transparent)],
-            proof: HUGE_PAGES_PROOF,
             page: "Uses the setting of the arm's allocator, or of the program's own: glibc.malloc.hugetlb=1 for glibc, thp:always in MALLOC_CONF for jemalloc, MIMALLOC_ALLOW_LARGE_OS_PAGES for mimalloc. allocwall refuses tcmalloc and snmalloc, which have no such setting, and machines whose mode of transparent huge pages is never.",
         }),
     },
@@ -1468,7 +1518,6 @@ pub const TABLE: &[Remedy] = &[
         start: Some(Start {
             argument: Argument::None,
             applied: &[Change::Pages(Pages::Reserved)],
-            proof: RESERVED_PAGES_PROOF,
             page: "Uses glibc.malloc.hugetlb=2 for glibc, and MIMALLOC_ALLOW_LARGE_OS_PAGES for mimalloc, which uses reserved pages first. For 1 GiB pages with mimalloc, use env:MIMALLOC_RESERVE_HUGE_OS_PAGES=N. allocwall refuses jemalloc, tcmalloc and snmalloc, which have no such setting, and machines without reserved huge pages.",
         }),
     },
@@ -1489,7 +1538,6 @@ pub const TABLE: &[Remedy] = &[
         start: Some(Start {
             argument: Argument::Value(Form::Bytes),
             applied: &[Change::Prefault("{}")],
-            proof: "resident memory at the start is at least SIZE",
             page: "allocwall preloads a small library. Before main it allocates SIZE, writes to each page, and frees all of it. glibc is set to keep this memory for the main thread's arena. Another allocator keeps it only as long as it keeps free memory.",
         }),
     },
@@ -1510,7 +1558,6 @@ pub const TABLE: &[Remedy] = &[
         start: Some(Start {
             argument: Argument::Value(Form::Cpus),
             applied: &[Change::Cpus("{}")],
-            proof: "Cpus_allowed_list in /proc/PID/status matches the setting",
             page: "A list such as 0-3,8. The CPUs must exist, be online, and be allowed for this process. Processes that the command starts inherit the setting.",
         }),
     },
@@ -1531,7 +1578,6 @@ pub const TABLE: &[Remedy] = &[
         start: Some(Start {
             argument: Argument::Value(Form::Nodes),
             applied: &[Change::Nodes("{}")],
-            proof: NODES_PROOF,
             page: "The kernel takes memory only from these nodes, and threads run only on their CPUs (unless cpus=LIST is given, too).",
         }),
     },
@@ -1552,7 +1598,6 @@ pub const TABLE: &[Remedy] = &[
         start: Some(Start {
             argument: Argument::Value(Form::OneOf(PYTHON_ALLOCATORS)),
             applied: &[Change::Env("PYTHONMALLOC", "{}")],
-            proof: VARIABLE_PROOF,
             page: "The default is pymalloc, which serves blocks up to 512 bytes. With `malloc`, all allocations go to the malloc of the process: `pythonmalloc=malloc+jemalloc` puts Python's objects into jemalloc. CPython contains mimalloc since 3.13.",
         }),
     },
@@ -1579,7 +1624,6 @@ pub const TABLE: &[Remedy] = &[
         start: Some(Start {
             argument: Argument::None,
             applied: &[Change::ArenaHook, Change::Unset("PYTHONMALLOC")],
-            proof: "the hook's library is mapped in each run; in the run that is not counted, at least one 2 MiB slab in a range for which the hook asked for huge pages: AnonHugePages in /proc/PID/smaps",
             page: "pymalloc serves objects of at most 512 bytes from arenas of 1 MiB (256 KiB before 3.10) on 4 KiB pages. A hook of the Python package places the arenas in slabs, each the size of one huge page. The package must be installed in the interpreter that runs the program, which reads the variable when it starts; otherwise allocwall refuses this remedy. PYTHONMALLOC is removed, because there are no arenas without pymalloc. The remedy does not change blocks of more than 512 bytes, which come from malloc, or free-threaded builds (use cpython-nogil-huge). No price says how many TLB misses it saves; this unknown effect widens the predicted interval.",
         }),
     },
@@ -1600,7 +1644,6 @@ pub const TABLE: &[Remedy] = &[
         start: Some(Start {
             argument: Argument::Value(Form::Bytes),
             applied: &[Change::Env("GOMEMLIMIT", "{}")],
-            proof: VARIABLE_PROOF,
             page: "Go collects more often when its memory is near this size. With a large GOGC it collects only then: `gogc=400+gomemlimit=2G`.",
         }),
     },
@@ -1625,7 +1668,6 @@ pub const TABLE: &[Remedy] = &[
                 separator: ' ',
                 value: "-XX:+UseLargePages",
             }],
-            proof: RESERVED_PAGES_PROOF,
             page: "The JVM takes its whole heap from reserved huge pages at the start. This also touches the whole heap before the first request.",
         }),
     },
@@ -1650,7 +1692,6 @@ pub const TABLE: &[Remedy] = &[
                 separator: ' ',
                 value: "--max-old-space-size={}",
             }],
-            proof: VARIABLE_PROOF,
             page: "The limit of V8's old generation, in MiB. V8 collects more often when the heap is near the limit, and ends the process when the heap is full.",
         }),
     },
@@ -1671,7 +1712,6 @@ pub const TABLE: &[Remedy] = &[
         start: Some(Start {
             argument: Argument::Variable,
             applied: &[],
-            proof: "the variable is in the environment of the process",
             page: "For settings that have no remedy. allocwall only checks that no other part of the arm sets the same variable. A + in the value is part of the value, unless the name of a remedy follows it.",
         }),
     },
@@ -1684,7 +1724,6 @@ pub fn find(key: &str) -> Option<&'static Remedy> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeSet;
 
     #[test]
     fn keys_are_unique_and_every_text_is_there() {

@@ -11,7 +11,7 @@ use allocwall_model::catalogue::modules::{
 };
 use allocwall_model::catalogue::nearest::hint;
 use allocwall_model::catalogue::remedies::{
-    ARENA_HOOK, ARENA_HOOK_FILES, ARENA_HOOK_ON, Change, Effect, Library, Need, Pages, Remedy, TABLE,
+    ARENA_HOOK, ARENA_HOOK_FILES, ARENA_HOOK_ON, Change, Library, Need, Pages, Proof, Remedy, TABLE,
 };
 use allocwall_model::catalogue::tunables;
 use allocwall_model::recording::{Libc, Runtime, version_of};
@@ -58,7 +58,7 @@ pub enum Expectation {
     ArenasHuge,
     Cpus(Vec<u32>),
     Nodes(Vec<u32>),
-    /// At least this many bytes are resident before main runs.
+    /// At least this many bytes are resident at the peak: they are touched before main runs.
     ResidentAtStart(u64),
 }
 
@@ -95,10 +95,7 @@ impl Arm {
         for (text, setting) in first.into_iter().chain(then) {
             work.apply(text, setting, self)?;
         }
-        // The arena hook has its own proof.
-        let of_malloc =
-            |part: &&Part| part.remedy.effect == Effect::HugeTouch && !part.remedy.applies(Change::ArenaHook);
-        if self.parts.iter().any(|part| of_malloc(&part)) {
+        if self.parts.iter().any(|part| part.remedy.proofs().contains(&Proof::HugePages)) {
             work.expect(Expectation::HugeResident);
         }
         work.finish(self)
@@ -558,7 +555,7 @@ impl Work<'_> {
         let cpus = self.inventory.topology.as_ref().map_or(1, |topology| topology.cpus.len());
         let value = value.replace("{arenas}", &tunables::arenas_by_default(cpus as u64).to_string());
         let value = self.checked(text, name, &value)?;
-        if name == "glibc.malloc.hugetlb" && value != "0" {
+        if Proof::of_tunable(name).contains(&Proof::HugePages) && value != "0" {
             self.expect(Expectation::HugeResident);
             match value.as_str() {
                 "1" => arm.require(Need::ThpByAdvice, text, self.inventory, self.facts)?,

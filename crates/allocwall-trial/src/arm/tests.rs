@@ -6,8 +6,10 @@ use allocwall_host::program::RaisedRights;
 use allocwall_host::topology::{Cpu, Topology};
 use allocwall_host::tunables::parse as parse_list;
 use allocwall_measure::target::FileView;
+use allocwall_model::catalogue::remedies::{ARENA_HOOK_FILES, Proof};
 use allocwall_model::recording::{Libc, Runtime};
 use allocwall_model::units::{Absence, Measured, Reason};
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -170,20 +172,26 @@ fn an_invalid_name_or_value_is_refused_in_one_line() {
 #[test]
 fn every_applicable_key_can_be_typed() {
     for remedy in TABLE.iter().filter(|remedy| remedy.start.is_some()) {
-        let usage = remedy
-            .usage()
-            .replace("[=SIZE]", "")
-            .replace("[=N]", "")
-            .replace("[=LIST]", "")
-            .replace("[@SOURCE]", "")
-            .replace("[,NAME=VALUE…]", "")
-            .replace("=SIZE", "=1M")
-            .replace("=LIST", "=0")
-            .replace("=NAME", "=malloc")
-            .replace("=N", "=16");
-        let arm = Arm::parse(&usage).expect(&usage);
+        let arm = typed(remedy);
         assert_eq!(arm.parts[0].remedy.key, remedy.key);
     }
+}
+
+/// A remedy with some value, where it takes one.
+fn typed(remedy: &Remedy) -> Arm {
+    let text = remedy
+        .usage()
+        .replace("[=SIZE]", "")
+        .replace("[=N]", "")
+        .replace("[=LIST]", "")
+        .replace("[@SOURCE]", "")
+        .replace("[,NAME=VALUE…]", "")
+        .replace("NAME=VALUE", "arena_max=2")
+        .replace("=SIZE", "=1M")
+        .replace("=LIST", "=0")
+        .replace("=NAME", "=malloc")
+        .replace("=N", "=16");
+    Arm::parse(&text).expect(&text)
 }
 
 // ---- resolving, against constructed facts ----
@@ -573,6 +581,44 @@ fn the_same_as_a_shell_line() {
     let mut odd = facts();
     odd.command.push("it's\n\u{1b}[31m".into());
     assert!(shell("none", &odd).ends_with(r"$'it\'s\012\033[31m'"), "{}", shell("none", &odd));
+}
+
+/// Preloads need a library, so they are checked with the real programs.
+#[test]
+fn a_remedy_is_checked_by_the_proofs_that_it_names() {
+    let machine = Inventory { memory_nodes: Ok(vec![0, 1]), reserved_pages: Ok(64), ..inventory() };
+    let of_runtime = |runtime| with_program(|p| p.runtime = Ok(runtime));
+    let programs = [
+        facts(),
+        with_program(|p| p.libc = Ok(Libc::Glibc { version: "2.31".into() })),
+        with_program(|p| p.allocator = Ok((AllocatorKind::Jemalloc, None))),
+        with_program(|p| p.allocator = Ok((AllocatorKind::Mimalloc, None))),
+        of_runtime(Runtime::Jvm { version: None }),
+        of_runtime(Runtime::Go { version: None }),
+        of_runtime(Runtime::Node { version: None }),
+        python("3.13", false, Ok(vec![ARENA_HOOK_FILES[0].to_owned()])),
+        python("3.13", true, Ok(vec![])),
+    ];
+    for remedy in TABLE.iter().filter(|remedy| remedy.start.is_some()) {
+        let named = remedy.proofs();
+        if named.contains(&Proof::Preload) || named.contains(&Proof::Prefault) {
+            continue;
+        }
+        let applied = programs.iter().find_map(|facts| typed(remedy).resolve(&machine, facts).ok());
+        let expects = applied.unwrap_or_else(|| panic!("{} fits no program", remedy.key)).expects;
+        let checked = expects.iter().map(|expectation| match expectation {
+            Expectation::Environment(..) if named.contains(&Proof::Tunables) => Proof::Tunables,
+            Expectation::Environment(..) => Proof::Variable,
+            Expectation::MallocFrom(_) => Proof::CLibrary,
+            Expectation::CommandLine(_) => Proof::CommandLine,
+            Expectation::HugeResident => Proof::HugePages,
+            Expectation::ArenasHuge => Proof::Arenas,
+            Expectation::Cpus(_) => Proof::Cpus,
+            Expectation::Nodes(_) => Proof::Nodes,
+            other => panic!("{}: {other:?}", remedy.key),
+        });
+        assert_eq!(checked.collect::<BTreeSet<_>>(), named, "{}", remedy.key);
+    }
 }
 
 // ---- resolving, against this machine ----

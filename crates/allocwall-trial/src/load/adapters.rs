@@ -781,7 +781,7 @@ mod tests {
                 let absence = adapter.read(output).unwrap_err();
                 assert_eq!(absence.reason, Reason::Unparsable);
                 assert!(absence.detail.contains(adapter.name), "{absence}");
-                assert!(absence.mend[0].contains("--metric"));
+                assert!(absence.mend[0].how.contains("--metric"));
                 assert!(!absence.detail.contains('\u{1b}'));
             }
         }

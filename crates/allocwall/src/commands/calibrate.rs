@@ -231,8 +231,9 @@ fn absences(out: &mut String, list: &PriceList, bold: Style) {
             .map(|name| describe(name).map_or_else(|| escape::terminal(name), |(_, title)| title))
             .collect();
         paragraph(out, "  ", &format!("{}: {absence}.", titles.join("; ")));
-        if let Some(advice) = absence.advice() {
-            paragraph(out, "    ", &format!("to fix this: {advice}"));
+        for (n, way) in absence.mend.iter().enumerate() {
+            let lead = if n == 0 { "to fix this:" } else { "or" };
+            paragraph(out, "    ", &format!("{lead} {}", way.line()));
         }
     }
 }
@@ -264,6 +265,7 @@ fn paragraph(out: &mut String, indent: &str, text: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use allocwall_model::catalogue::advice::Advice;
     use allocwall_model::catalogue::prices::*;
     use allocwall_model::units::{Interval, Reason};
 
@@ -311,7 +313,9 @@ mod tests {
     }
 
     fn too_few() -> Absence {
-        Absence::new(Reason::TooLittle, "too few repetitions").mend("allocwall calibrate --fresh")
+        Absence::new(Reason::TooLittle, "too few repetitions")
+            .mend(Advice::command("allocwall calibrate --fresh"))
+            .mend("use a less busy machine")
     }
 
     #[test]
@@ -322,7 +326,8 @@ mod tests {
         }
         let text = table(&calibration, 1000, false);
         assert_eq!(text.matches("too few repetitions").count(), 1, "{text}");
-        assert_eq!(text.matches("calibrate --fresh\n").count(), 2, "{text}");
+        let ways = "\n    to fix this: $ allocwall calibrate --fresh\n    or use a less busy machine\n";
+        assert_eq!(text.matches(ways).count(), 1, "{text}");
         let unwrapped = text.split_whitespace().collect::<Vec<_>>().join(" ");
         for name in [TOUCH_2M, TOUCH_4K_IDLE, ZERO_4K, SYSCALL] {
             let title = describe(name).unwrap().1;
@@ -342,7 +347,7 @@ mod tests {
         assert_eq!(
             line,
             "no event has a stable price here: too few repetitions (3 of 4 events); \
-             to fix this: allocwall calibrate --fresh"
+             to fix this: allocwall calibrate --fresh, or use a less busy machine"
         );
     }
 

@@ -9,8 +9,8 @@ mod surroundings;
 use crate::commands::shared::plain;
 use crate::printer::Printer;
 use allocwall_host::facts::Machine;
+use allocwall_model::catalogue::advice::Advice;
 use allocwall_report::escape::terminal;
-use blame::Mend;
 use judge::{Check, Report, State};
 use serde_json::json;
 use std::fmt::Write;
@@ -67,7 +67,7 @@ fn as_text(report: &Report, color: bool) -> String {
     out.push('\n');
     let mut group = None;
     // A mend that several lines share is printed once.
-    let mut told: Vec<(&[Mend], &str)> = Vec::new();
+    let mut told: Vec<(&[Advice], &str)> = Vec::new();
     for check in &report.checks {
         let (probe, mend) = (check.probe, check.answer.mend.as_slice());
         if group != Some(probe.group) {
@@ -80,7 +80,7 @@ fn as_text(report: &Report, color: bool) -> String {
             continue;
         }
         for (n, way) in mend.iter().enumerate() {
-            alternative(&mut out, if n == 0 { FIRST } else { " or" }, &way.to_string());
+            alternative(&mut out, if n == 0 { FIRST } else { " or" }, &way.line());
         }
         if !mend.is_empty() {
             told.push((mend, probe.what));
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
     use judge::{Answer, PROBES};
 
-    fn check(name: &str, state: State, detail: &str, mend: Vec<Mend>) -> Check {
+    fn check(name: &str, state: State, detail: &str, mend: Vec<Advice>) -> Check {
         let probe = PROBES.iter().find(|probe| probe.name == name).unwrap();
         Check { probe, answer: Answer { state, detail: detail.to_owned(), cause: None, mend } }
     }
@@ -139,8 +139,8 @@ mod tests {
     fn report() -> Report {
         let long = "a cause that takes more than one line to explain, ".repeat(4);
         let mend = vec![
-            Mend::command("sudo sysctl kernel.perf_event_paranoid=1").note("on the host"),
-            Mend::text("run allocwall as root"),
+            Advice::command("sudo sysctl kernel.perf_event_paranoid=1").note("on the host"),
+            Advice::text("run allocwall as root"),
         ];
         Report {
             summary: "All \u{1b}[31mgood.".to_owned(),
@@ -163,7 +163,7 @@ mod tests {
         assert_eq!(
             mends,
             [
-                "--> sudo sysctl kernel.perf_event_paranoid=1  # on the host",
+                "--> $ sudo sysctl kernel.perf_event_paranoid=1  # on the host",
                 "or run allocwall as root",
                 "--> same as for kernel stacks",
             ]

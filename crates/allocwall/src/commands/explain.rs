@@ -1,14 +1,14 @@
 //! `allocwall explain NAME`: explains a remedy, an allocator, a tunable, a wall or an experiment.
 
+use crate::commands::shared::experiments::{KNOWN, Known};
 use crate::commands::shared::{arms, plain};
-use crate::commands::{bench, list};
 use crate::printer::Printer;
 use allocwall_lab::workloads::{SUBJECTS, Subject, line_key};
 use allocwall_model::catalogue::cost::CostClass;
 use allocwall_model::catalogue::modules::AllocatorKind;
 use allocwall_model::catalogue::nearest::hint;
 use allocwall_model::catalogue::remedies::{
-    ARENA_HOOK, ARENA_HOOK_ON, Change, Effect, Kind, Need, Remedy, TABLE, TUNABLES_PROOF,
+    ARENA_HOOK, ARENA_HOOK_ON, Change, Effect, Kind, Need, Proof, Remedy, TABLE,
 };
 use allocwall_model::catalogue::thresholds;
 use allocwall_model::catalogue::tunables::{self, ARENAS_PER_CPU, MallocTunable, PREFIX, TUNABLES};
@@ -54,7 +54,7 @@ fn names() -> impl Iterator<Item = &'static str> {
         .chain(TUNABLES.iter().map(|tunable| tunable.name))
         .chain(Wall::ALL.iter().map(|wall| wall.key()))
         .chain(SUBJECTS.iter().map(|subject| subject.name))
-        .chain(bench::KNOWN.iter().map(|experiment| experiment.name))
+        .chain(KNOWN.iter().map(|experiment| experiment.name))
 }
 
 struct Page {
@@ -79,7 +79,7 @@ fn pages(name: &str, printer: &Printer) -> Vec<Page> {
     });
     let walls = Wall::ALL.into_iter().filter(|wall| same(wall.key()));
     let subjects = SUBJECTS.iter().filter(|subject| same(subject.name));
-    let experiments = bench::KNOWN.iter().filter(|experiment| same(experiment.name));
+    let experiments = KNOWN.iter().filter(|experiment| same(experiment.name));
     remedies
         .map(|remedy| remedy_page(remedy, printer))
         .chain(known.map(tunable_page))
@@ -174,7 +174,7 @@ fn remedy_page(remedy: &Remedy, printer: &Printer) -> Page {
             add("usage", format!("--with {}", remedy.usage()));
             add("about", start.page.to_owned());
             add("applied", start.applied.iter().map(change).collect::<Vec<_>>().join("; "));
-            add("proof", start.proof.to_owned());
+            add("proof", proof(remedy.proofs()));
         }
         None => add(
             "about",
@@ -201,7 +201,7 @@ fn remedy_page(remedy: &Remedy, printer: &Printer) -> Page {
     add("useful_if", needs(true));
     // glibc's malloc belongs to the program itself; there is no library to find.
     if let Some(kind) = preloaded.filter(|kind| *kind != AllocatorKind::Glibc) {
-        let found: Vec<String> = list::found(&arms::inventory(printer))
+        let found: Vec<String> = arms::found(&arms::inventory(printer))
             .into_iter()
             .filter(|found| found.kind == kind.title())
             .map(|found| {
@@ -258,6 +258,11 @@ fn gain(remedy: &Remedy) -> String {
     }
 }
 
+fn proof(proofs: impl IntoIterator<Item = Proof>) -> String {
+    let texts: Vec<&str> = proofs.into_iter().map(Proof::text).collect();
+    if texts.is_empty() { "nothing to prove".to_owned() } else { texts.join("; ") }
+}
+
 fn change(change: &Change) -> String {
     let arenas = format!("{ARENAS_PER_CPU} times the CPUs");
     let shown = |template: &str| template.replace("{}", "VALUE").replace("{arenas}", &arenas);
@@ -284,7 +289,7 @@ fn change(change: &Change) -> String {
 
 fn tunable_page(known: &MallocTunable) -> Page {
     let name = format!("{PREFIX}{}", known.name);
-    let listed = list::tunables().map(|list| list.into_iter().find(|tunable| tunable.name == name));
+    let listed = arms::tunables().map(|list| list.into_iter().find(|tunable| tunable.name == name));
     let range = match listed {
         Ok(Some(tunable)) => format!("{} (from this machine's loader)", tunable.range()),
         Ok(None) => "this machine's loader does not have this tunable".to_owned(),
@@ -306,7 +311,7 @@ fn tunable_page(known: &MallocTunable) -> Page {
             ("applied", format!("sets {name}=VALUE in GLIBC_TUNABLES and keeps the entries already there")),
             ("range", range),
             ("acts_on", titles(known.acts_on)),
-            ("proof", TUNABLES_PROOF.to_owned()),
+            ("proof", proof(Proof::of_tunable(&name).iter().copied())),
             ("backfires", known.backfires.to_owned()),
             ("undo", "restart without the tunable".to_owned()),
             ("shell", format!("GLIBC_TUNABLES={name}=VALUE CMD")),
@@ -345,7 +350,7 @@ fn wall_page(wall: Wall) -> Page {
     }
 }
 
-fn bench_page(experiment: &bench::Known) -> Page {
+fn bench_page(experiment: &Known) -> Page {
     Page {
         name: experiment.name.to_owned(),
         kind: "experiment",

@@ -1,20 +1,18 @@
 //! `allocwall list`: remedies, allocators found, tunables, walls and experiments.
 
-use crate::commands::bench;
-use crate::commands::shared::{arms, plain};
+use crate::commands::shared::arms::{self, Found};
+use crate::commands::shared::experiments::KNOWN;
+use crate::commands::shared::plain;
 use crate::printer::Printer;
 use allocwall_host::tunables::{Tunable, Values};
 use allocwall_lab::workloads::SUBJECTS;
-use allocwall_measure::target::view_file;
 use allocwall_model::catalogue::remedies::{Remedy, TABLE};
 use allocwall_model::catalogue::tunables as known;
 use allocwall_model::catalogue::walls::Wall;
-use allocwall_model::units::{Absence, Measured, Reason};
+use allocwall_model::units::Measured;
 use allocwall_report::escape::terminal;
-use allocwall_trial::arm::{Inventory, TargetFacts};
 use serde_json::json;
 use std::fmt::Write;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// List remedies, allocators, tunables, walls and experiments, one per line; `allocwall explain NAME` explains one
@@ -26,50 +24,14 @@ pub struct Args {
 }
 
 pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
-    let found = found(&arms::inventory(printer));
-    let tunables = tunables();
+    let found = arms::found(&arms::inventory(printer));
+    let tunables = arms::tunables();
     printer.data(&if args.json {
         as_json(&found, &tunables)
     } else {
         as_text(&found, &tunables, printer.style().width)
     })?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// An allocator that can be preloaded.
-pub struct Found {
-    pub kind: &'static str,
-    pub path: PathBuf,
-    /// From the contents of the file, else from its name.
-    pub version: Option<String>,
-    pub bundled: bool,
-}
-
-pub fn found(inventory: &Inventory) -> Vec<Found> {
-    let installed = inventory.installed.iter().map(|library| Found {
-        kind: library.kind.title(),
-        path: library.path.clone(),
-        version: view_file(&library.path)
-            .ok()
-            .and_then(|view| view.allocator_version)
-            .or_else(|| library.version.clone()),
-        bundled: false,
-    });
-    let bundled = inventory.bundled.iter().map(|library| Found {
-        kind: library.kind.title(),
-        path: library.path.clone(),
-        version: Some(library.version.clone()),
-        bundled: true,
-    });
-    installed.chain(bundled).collect()
-}
-
-/// The tunables of the loader that starts /bin/sh: most programs use the same loader.
-pub fn tunables() -> Measured<Vec<Tunable>> {
-    match TargetFacts::of(&["/bin/sh".into()], &arms::environment()) {
-        Ok(facts) => facts.tunables,
-        Err(refusal) => Err(Absence::new(Reason::NotFound, refusal.to_string())),
-    }
 }
 
 /// Remedies that can be applied when a command is started (`true`), or the others (`false`).
@@ -118,7 +80,7 @@ fn as_text(found: &[Found], tunables: &Measured<Vec<Tunable>>, width: usize) -> 
         row(&mut out, wall.key(), wall.title(), width);
     }
     out.push_str("\nExperiments (allocwall bench NAME)\n");
-    for experiment in bench::KNOWN {
+    for experiment in KNOWN {
         row(&mut out, experiment.name, experiment.summary, width);
     }
     out.push_str("\nPrograms with a known wall (allocwall subject NAME)\n");
@@ -177,7 +139,7 @@ fn as_json(found: &[Found], tunables: &Measured<Vec<Tunable>>) -> String {
         .iter()
         .map(|wall| json!({ "wall": wall.key(), "title": wall.title(), "rung": wall.rung() }))
         .collect();
-    let benches = bench::KNOWN.iter().map(|experiment| {
+    let benches = KNOWN.iter().map(|experiment| {
         json!({
             "experiment": experiment.name,
             "command": "bench",
@@ -226,6 +188,7 @@ fn tunable_json(tunable: &Tunable) -> serde_json::Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use allocwall_model::units::{Absence, Reason};
 
     fn library() -> Found {
         Found {
@@ -238,7 +201,7 @@ mod tests {
 
     #[test]
     fn the_list_names_everything_and_fits_the_width() {
-        let text = as_text(&[library()], &tunables(), 100);
+        let text = as_text(&[library()], &arms::tunables(), 100);
         for line in text.lines() {
             assert!(line.chars().count() <= 100, "{line}");
         }

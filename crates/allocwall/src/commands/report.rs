@@ -1,7 +1,7 @@
 //! `allocwall report`: judges a recording again from its file, or reports a saved trial. Starts no program.
 
 use crate::commands::shared::diagnosis::{Diagnosis, Format};
-use crate::commands::trial::options::how;
+use crate::commands::shared::trial_options::how;
 use crate::output;
 use crate::printer::Printer;
 use allocwall_report::text::Style;

@@ -1,7 +1,5 @@
 //! `allocwall trial`: remedies on the user's own command, interleaved, with an interval and an outcome each.
 
-pub mod options;
-
 use crate::commands::shared::arms;
 use crate::commands::shared::diagnosis::{Diagnosis, readers};
 use crate::commands::shared::ground::Ground;
@@ -9,6 +7,7 @@ use crate::commands::shared::options::{Header, Percent, Time};
 use crate::commands::shared::progress::Progress;
 use crate::commands::shared::signals::{USAGE, catch_signals};
 use crate::commands::shared::state::new_state_file;
+use crate::commands::shared::trial_options::{Of, Options, Spacing};
 use crate::printer::Printer;
 use allocwall_diagnose::expected;
 use allocwall_host::launch::Talk;
@@ -37,7 +36,6 @@ use allocwall_trial::server::{self, Load, Read, Server};
 use allocwall_trial::session;
 use allocwall_trial::{BASELINES, Design, Metric, Settings, TrialResult, plan, predict};
 use anyhow::{Context, anyhow, bail};
-use options::{Of, Options, Spacing};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

@@ -2,7 +2,7 @@
 
 use super::Thread;
 use super::stalls::Span;
-use crate::pipeline::{Measure, Pair, Role, Spec, ThreadTold, Told};
+use crate::pipeline::{Measure, Pair, Role, RunResult, Spec, ThreadResult};
 use allocwall_host::cycles::Cycles;
 use std::collections::BTreeMap;
 
@@ -119,14 +119,14 @@ fn disturbed<'a>(records: &'a [Record], stalls: &'a Stalls) -> impl Iterator<Ite
     })
 }
 
-pub fn told(
+pub fn run_result(
     spec: &Spec,
     cycles: Cycles,
     start: u64,
     threads: &mut [Thread],
     stolen_ns: Option<u64>,
     threshold: u64,
-) -> Told {
+) -> RunResult {
     let consumed = || threads.iter().filter(|t| t.role == Role::Consumer);
     // The warm-up orders are those with the earliest intended arrivals.
     let total = spec.warm_up + spec.timed;
@@ -160,7 +160,7 @@ pub fn told(
     let timed = |span: &&Span| relative(span.1) >= from;
     let whole_s = (cycles.ns(last) / 1e9).max(1e-9);
     let blocks = threads.iter().map(|t| t.blocks).sum::<u64>();
-    Told {
+    RunResult {
         variant: spec.variant,
         orders,
         achieved,
@@ -168,7 +168,7 @@ pub fn told(
         clock: cycles.source().title().to_owned(),
         threshold_ns: cycles.ns(threshold),
         latencies: spec.rate.map_or_else(BTreeMap::new, |_| latencies(threads, &stalls, from, cycles)),
-        threads: threads.iter().map(|thread| thread_told(thread, cycles, &timed)).collect(),
+        threads: threads.iter().map(|thread| thread_result(thread, cycles, &timed)).collect(),
         refused: threads.iter().map(|t| t.refused).sum(),
         pressure_per_s: blocks as f64 / whole_s,
         stolen_ns,
@@ -198,10 +198,10 @@ fn latencies(threads: &[Thread], stalls: &Stalls, from: u64, cycles: Cycles) -> 
 }
 
 /// `timed`: whether a span ended in the measured part.
-fn thread_told(thread: &Thread, cycles: Cycles, timed: &dyn Fn(&&Span) -> bool) -> ThreadTold {
+fn thread_result(thread: &Thread, cycles: Cycles, timed: &dyn Fn(&&Span) -> bool) -> ThreadResult {
     let took = |span: &Span| cycles.ns(span.1 - span.0);
     let stalls: Vec<f64> = thread.watch.stalls.iter().filter(timed).map(took).collect();
-    ThreadTold {
+    ThreadResult {
         role: thread.role,
         cpu: thread.cpu,
         stalls: stalls.len() as u64,

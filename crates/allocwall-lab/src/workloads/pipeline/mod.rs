@@ -9,8 +9,8 @@ mod variants;
 pub use order::steps_for;
 
 use crate::pipeline::placement::crowded;
-use crate::pipeline::{Arrivals, By, QUEUE, Role, Spec, Stall, Told};
-use account::{Record, told};
+use crate::pipeline::{Arrivals, By, QUEUE, Role, RunResult, Spec, Stall};
+use account::{Record, run_result};
 use allocwall_host::clock::sleep_until;
 use allocwall_host::cycles::Cycles;
 use allocwall_host::memory::{ThreadCounts, thread_counts};
@@ -46,7 +46,7 @@ const MOST_BLOCK_NS: f64 = 150.0;
 ///
 /// # Errors
 /// One line: a CPU is not allowed, there is no memory, or the memory may not be locked.
-pub fn run(spec: &Spec) -> anyhow::Result<Told> {
+pub fn run(spec: &Spec) -> anyhow::Result<RunResult> {
     let wanted = spec.producers + spec.consumers + usize::from(pressure_thread(spec));
     if spec.cpus.len() != wanted {
         bail!("{} CPUs for {wanted} threads", spec.cpus.len());
@@ -147,9 +147,9 @@ impl Thread {
 }
 
 impl Run for Pipeline<'_> {
-    type Output = anyhow::Result<Told>;
+    type Output = anyhow::Result<RunResult>;
 
-    fn run<M: Make, F: Free<Item = M::Item>>(self, make: Vec<M>, free: Vec<F>) -> anyhow::Result<Told> {
+    fn run<M: Make, F: Free<Item = M::Item>>(self, make: Vec<M>, free: Vec<F>) -> anyhow::Result<RunResult> {
         let spec = self.spec;
         let total = spec.warm_up + spec.timed;
         let shared = &Shared {
@@ -204,7 +204,7 @@ impl Run for Pipeline<'_> {
         })?;
         let start = shared.start.load(Ordering::SeqCst);
         let threshold = shared.cycles.of_ns(THRESHOLD_NS);
-        Ok(told(spec, shared.cycles, start, &mut threads, stolen_ns, threshold))
+        Ok(run_result(spec, shared.cycles, start, &mut threads, stolen_ns, threshold))
     }
 }
 

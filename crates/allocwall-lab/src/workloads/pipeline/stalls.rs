@@ -69,7 +69,7 @@ pub struct Watch<R = Cycles> {
     /// Cycles in which the thread allocated or freed. A stall in this time may be attributed to the allocator.
     covered: u64,
     /// Stalls of the machine in this time, according to the kernel.
-    told: u64,
+    confirmed: u64,
     began: u64,
     /// A long allocation or free for which the kernel has not been asked yet.
     open: Option<(Span, Whose)>,
@@ -107,7 +107,7 @@ impl<R: Readings> Watch<R> {
             long: room(),
             held: room(),
             covered: 0,
-            told: 0,
+            confirmed: 0,
             began: now,
             open: None,
             account,
@@ -126,12 +126,12 @@ impl<R: Readings> Watch<R> {
     pub fn expected_unseen(&self, found: usize) -> f64 {
         let whole = self.last.saturating_sub(self.began);
         let open = whole.saturating_sub(self.covered);
-        let seen = self.stalls.len() as f64 - self.told as f64;
+        let seen = self.stalls.len() as f64 - self.confirmed as f64;
         let expected = match open {
             0 => 0.0,
             open => seen / open as f64 * self.covered as f64,
         };
-        (expected - self.told as f64 - found as f64).max(0.0)
+        (expected - self.confirmed as f64 - found as f64).max(0.0)
     }
 
     /// The thread only waited since the last reading.
@@ -213,7 +213,7 @@ impl<R: Readings> Watch<R> {
         let took = self.readings.ns(open.1 - open.0);
         let machine = account.switches > before.switches || lost > took / 2.0;
         if machine {
-            self.told += 1;
+            self.confirmed += 1;
             self.stalls.push(open);
         }
         machine
@@ -327,7 +327,7 @@ mod tests {
             let asked = script.asked.get();
             watch.waited(script.runs(50));
             assert_eq!(script.asked.get(), asked + 1, "case {n}");
-            assert_eq!(watch.told, u64::from(machine), "case {n}");
+            assert_eq!(watch.confirmed, u64::from(machine), "case {n}");
             assert_eq!(watch.covered, 2_000_000, "case {n}");
             if machine {
                 assert!(watch.stalls[0] == span && watch.long.is_empty(), "case {n}")
@@ -377,7 +377,7 @@ mod tests {
         watch.waited(script.runs(50));
         watch.allocated(script.runs(2_000_000));
         watch.waited(script.runs(50));
-        assert_eq!((watch.told, watch.held.len(), watch.long.len()), (0, 1, 2));
+        assert_eq!((watch.confirmed, watch.held.len(), watch.long.len()), (0, 1, 2));
     }
 
     /// Also passes on a busy machine, because a sleeping thread uses no CPU time.
@@ -389,7 +389,7 @@ mod tests {
         std::thread::sleep(Duration::from_millis(20));
         watch.allocated(cycles.now());
         watch.waited(cycles.now());
-        assert_eq!((watch.told, watch.long.len()), (1, 0));
+        assert_eq!((watch.confirmed, watch.long.len()), (1, 0));
         assert!(cycles.ns(watch.covered) >= 19.9e6);
     }
 }

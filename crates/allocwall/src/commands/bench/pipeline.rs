@@ -31,7 +31,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Limit for a run's output, which holds its histograms: some hundred kilobytes.
-const LONGEST_TOLD: usize = 32 << 20;
+const LONGEST_RESULT: usize = 32 << 20;
 /// Time limit of a run, in addition to the time of the orders.
 const RUN_LIMIT: Duration = Duration::from_secs(60);
 /// Heap pressures of a sweep in blocks per second: none, then eight steps of equal ratio.
@@ -214,8 +214,8 @@ fn parse_planted(text: &str) -> Result<Planted, String> {
 pub fn run_once(args: &RunArgs, printer: &Printer) -> anyhow::Result<ExitCode> {
     let spec: Spec =
         serde_json::from_str(&args.spec).context("`allocwall bench pipeline-run` is for internal use")?;
-    let told = pipeline::run(&spec)?;
-    printer.data(&serde_json::to_string(&told)?)?;
+    let result = pipeline::run(&spec)?;
+    printer.data(&serde_json::to_string(&result)?)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -288,8 +288,8 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     } else {
         text::report(&experiment, printer.style())
     })?;
-    let told = |point: &Point| point.arms.iter().any(|arm| arm.runs > 0);
-    Ok(if experiment.points.iter().any(told) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let has_runs = |point: &Point| point.arms.iter().any(|arm| arm.runs > 0);
+    Ok(if experiment.points.iter().any(has_runs) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 impl Args {
@@ -461,7 +461,7 @@ impl Bench<'_> {
         for way in ways {
             let command = self.command(&self.spec(way.variant, pressure, cpus.to_vec()))?;
             let facts = TargetFacts::of(&command, &arms::environment())?;
-            let base = Start { stdout: Output::Keep(LONGEST_TOLD), ..Start::new(command, limit) };
+            let base = Start { stdout: Output::Keep(LONGEST_RESULT), ..Start::new(command, limit) };
             prepared.push(Prepared::of(&base, &way.remedies.resolve(&self.inventory, &facts)?));
         }
         Ok(Once {
@@ -526,7 +526,7 @@ impl Bench<'_> {
         let design = self.design(ways, number);
         let planned = design.settings.planned;
         let head = session::head(vec!["allocwall bench pipeline".into()], design, &first);
-        let mut runs = Runs { once, variants: ways.iter().map(|way| way.variant).collect(), told: vec![] };
+        let mut runs = Runs { once, variants: ways.iter().map(|way| way.variant).collect(), results: vec![] };
         let mut progress = Progress::new(self.printer);
         let path = proofs.join("blocks.trial");
         let ran = session::run_planned(head, &path, &mut runs, self.interrupted, &mut |event| {
@@ -549,8 +549,8 @@ impl Bench<'_> {
         let spec = self.spec(Variant::Malloc, pressure, cpus);
         // Results of an unfinished block are left out, like its runs.
         let finished = journal.blocks.len() * ways.len();
-        runs.told.truncate(finished);
-        Ok(Some(point(placement.clone(), &spec, outcome, &journal.blocks, &runs.told)))
+        runs.results.truncate(finished);
+        Ok(Some(point(placement.clone(), &spec, outcome, &journal.blocks, &runs.results)))
     }
 }
 

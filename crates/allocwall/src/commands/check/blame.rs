@@ -4,9 +4,8 @@ use super::judge::Answer;
 use super::surroundings::{Surroundings, TargetView};
 use allocwall_host::file::errno_text;
 use allocwall_host::rights::{Capabilities, Seccomp};
-use allocwall_model::catalogue::advice;
+use allocwall_model::catalogue::advice::{self, Advice};
 use allocwall_model::units::Reason;
-use serde::Serialize;
 use std::fmt;
 use std::io;
 
@@ -78,69 +77,34 @@ impl From<Reason> for Cause {
     }
 }
 
-/// One change that helps by itself.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Mend {
-    /// A command to copy, or what to change.
-    pub how: String,
-    pub is_command: bool,
-    /// A remark on `how`.
-    pub note: Option<&'static str>,
+pub fn run_as_root() -> Advice {
+    Advice::text("run allocwall as root")
 }
 
-impl Mend {
-    pub fn command(line: impl Into<String>) -> Self {
-        Mend { how: line.into(), is_command: true, note: None }
-    }
-
-    pub fn text(text: impl Into<String>) -> Self {
-        Mend { how: text.into(), is_command: false, note: None }
-    }
-
-    pub fn note(mut self, note: &'static str) -> Self {
-        self.note = Some(note);
-        self
-    }
-
-    pub fn run_as_root() -> Self {
-        Mend::text("run allocwall as root")
-    }
-
-    fn run_on_the_host() -> Self {
-        Mend::text("run allocwall on the host as root")
-    }
-}
-
-impl fmt::Display for Mend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.note {
-            // As a shell's comment, so that the whole line can be copied.
-            Some(note) if self.is_command => write!(f, "{}  # {note}", self.how),
-            Some(note) => write!(f, "{} ({note})", self.how),
-            None => f.write_str(&self.how),
-        }
-    }
+fn run_on_the_host() -> Advice {
+    Advice::text("run allocwall on the host as root")
 }
 
 /// A setting of the kernel; a container cannot change it.
-fn sysctl(s: &Surroundings, name: &str, value: i32) -> Mend {
-    let mend = Mend::command(format!("sudo sysctl {name}={value}"));
+fn sysctl(s: &Surroundings, name: &str, value: i32) -> Advice {
+    let mend = Advice::command(format!("sudo sysctl {name}={value}"));
     if s.facts.container.is_some() { mend.note("on the host") } else { mend }
 }
 
 /// How to get the missing capabilities here.
-pub fn grant(s: &Surroundings) -> [Mend; 2] {
-    let on_the_host = Mend::text("run on the host as root");
+pub fn grant(s: &Surroundings) -> [Advice; 2] {
+    let on_the_host = Advice::text("run on the host as root");
     match s.facts.container.as_deref() {
-        None => [Mend::run_as_root(), Mend::command(advice::SETCAP)],
+        None => [run_as_root(), advice::SETCAP],
         Some("kubernetes" | "containerd") => [
-            Mend::text("in the pod: securityContext.capabilities.add: [PERFMON, SYS_PTRACE, SYSLOG]"),
-            Mend::text("run on the node as root"),
+            Advice::text("in the pod: securityContext.capabilities.add: [PERFMON, SYS_PTRACE, SYSLOG]"),
+            Advice::text("run on the node as root"),
         ],
-        Some("podman") => [Mend::text("podman run --cap-add=PERFMON,SYS_PTRACE,SYSLOG …"), on_the_host],
-        Some(_) => {
-            [Mend::text("docker run --cap-add=PERFMON --cap-add=SYS_PTRACE --cap-add=SYSLOG …"), on_the_host]
-        }
+        Some("podman") => [Advice::text("podman run --cap-add=PERFMON,SYS_PTRACE,SYSLOG …"), on_the_host],
+        Some(_) => [
+            Advice::text("docker run --cap-add=PERFMON --cap-add=SYS_PTRACE --cap-add=SYSLOG …"),
+            on_the_host,
+        ],
     }
 }
 
@@ -197,7 +161,7 @@ pub fn blame(s: &Surroundings, reach: Reach, error: &io::Error) -> Answer {
             );
             match s.facts.container {
                 Some(_) => answer.mend(grant(s)),
-                None => answer.mend([Mend::text(
+                None => answer.mend([Advice::text(
                     "run outside the sandbox (systemd unit: SystemCallFilter=@debug perf_event_open)",
                 )]),
             }
@@ -223,7 +187,7 @@ pub fn blame(s: &Surroundings, reach: Reach, error: &io::Error) -> Answer {
                  those: {errno}"
             ),
         )
-        .mend([Mend::run_on_the_host()]),
+        .mend([run_on_the_host()]),
         (Some(libc::EACCES | libc::EPERM), None) if !perfmon && reach == Reach::OthersProcess => {
             Answer::blocked(
                 Cause::OthersProcess,
@@ -237,7 +201,7 @@ pub fn blame(s: &Surroundings, reach: Reach, error: &io::Error) -> Answer {
             Cause::SecurityPolicy,
             format!("a security module (SELinux, AppArmor, lockdown) or the kernel refused it: {errno}"),
         )
-        .mend([Mend::command("sudo dmesg | grep -iE 'denied|lockdown'").note("to find the refusal")]),
+        .mend([Advice::command("sudo dmesg | grep -iE 'denied|lockdown'").note("to find the refusal")]),
     }
 }
 
@@ -258,7 +222,7 @@ pub fn blame_memory(s: &Surroundings, error: &io::Error) -> Answer {
             format!("kernel.yama.ptrace_scope is 3, which no capability overrides: {errno}"),
         )
         .mend([
-            Mend::text("boot without kernel.yama.ptrace_scope=3").note("it cannot be lowered at run time")
+            Advice::text("boot without kernel.yama.ptrace_scope=3").note("it cannot be lowered at run time")
         ]),
         _ if !ptrace && others => Answer::blocked(
             Cause::OthersProcess,
@@ -312,7 +276,7 @@ pub fn blame_symbols(s: &Surroundings) -> Answer {
             Cause::UserNamespace,
             "allocwall's capabilities hold only inside this user namespace".to_owned(),
         )
-        .mend([Mend::run_on_the_host()]),
+        .mend([run_on_the_host()]),
         _ => hidden(
             Cause::Lacks("CAP_SYSLOG"),
             format!("allocwall has no CAP_SYSLOG and perf_event_paranoid is {paranoid}"),

@@ -1,11 +1,12 @@
 //! Surroundings -> checks, by one table of probes. No I/O, so every blocker can be tested on any machine.
 
-use super::blame::{Cause, Mend, Reach, blame, blame_memory, blame_symbols, foreign, grant, holds};
+use super::blame::{Cause, Reach, blame, blame_memory, blame_symbols, foreign, grant, holds, run_as_root};
 use super::surroundings::{Surroundings, TargetView, Tried};
 use Judge::{Always, OfTarget, WithoutTarget};
 use State::{Absent, Available, Partial};
 use allocwall_host::file::errno_text;
 use allocwall_host::rights::{Capabilities, Seccomp};
+use allocwall_model::catalogue::advice::Advice;
 use allocwall_model::catalogue::remedies::Library;
 use allocwall_model::units::{Absence, Measured, Reason, count};
 use serde::Serialize;
@@ -68,7 +69,7 @@ pub struct Answer {
     /// For the summary: what blocks a measurement. None for settings, and where nothing blocks it.
     pub cause: Option<Cause>,
     /// Alternatives: each helps by itself. Empty if nothing has to be changed, or nothing can be.
-    pub mend: Vec<Mend>,
+    pub mend: Vec<Advice>,
 }
 
 impl Answer {
@@ -81,7 +82,7 @@ impl Answer {
     }
 
     fn absent(absence: &Absence) -> Self {
-        Answer::blocked(absence.reason.into(), &absence.detail).mend(absence.mend.iter().map(Mend::text))
+        Answer::blocked(absence.reason.into(), &absence.detail).mend(absence.mend.iter().cloned())
     }
 
     /// From a reading: what it says, or why it is absent.
@@ -100,7 +101,7 @@ impl Answer {
         }
     }
 
-    pub fn mend(mut self, mend: impl IntoIterator<Item = Mend>) -> Self {
+    pub fn mend(mut self, mend: impl IntoIterator<Item = Advice>) -> Self {
         self.mend.extend(mend);
         self
     }
@@ -387,13 +388,12 @@ fn hardware_counters(s: &Surroundings) -> Answer {
             let detail = format!("{}; TLB costs are estimated from huge-page coverage", absence.detail);
             match s.facts.hypervisor {
                 Some(_) => Answer::blocked(Cause::NoVirtualPmu, detail).mend([
-                    Mend::text("host or cloud provider: enable a virtual PMU (KVM: -cpu host,pmu=on)"),
-                    Mend::text("use bare metal"),
+                    Advice::text("host or cloud provider: enable a virtual PMU (KVM: -cpu host,pmu=on)"),
+                    Advice::text("use bare metal"),
                 ]),
                 None => Answer::blocked(Cause::NoPmuDriver, detail)
-                    .mend([
-                        Mend::command("sudo dmesg | grep -i 'performance events'").note("to find the driver")
-                    ]),
+                    .mend([Advice::command("sudo dmesg | grep -i 'performance events'")
+                        .note("to find the driver")]),
             }
         }
         // Counting cycles in user mode needs the same rights as CPU samples.
@@ -412,7 +412,7 @@ fn wait_stacks(s: &Surroundings) -> Answer {
                 "only root can read /proc/PID/stack; only the system call and the kernel function of a wait are \
                  known",
             )
-            .mend([Mend::run_as_root()])
+            .mend([run_as_root()])
         },
     }
 }
@@ -563,7 +563,7 @@ fn hidepid(s: &Surroundings) -> Answer {
                 Answer::new(Available, detail)
             } else {
                 Answer::new(Partial, detail)
-                    .mend([Mend::run_as_root(), Mend::command("sudo mount -o remount,hidepid=0 /proc")])
+                    .mend([run_as_root(), Advice::command("sudo mount -o remount,hidepid=0 /proc")])
             }
         }
         Err(absence) => Answer { state: Partial, ..Answer::absent(absence) },
@@ -574,7 +574,7 @@ fn thp(s: &Surroundings) -> Answer {
     Answer::of_reading(&s.facts.thp_enabled, |mode| {
         let meaning = match mode.as_str() {
             "never" => {
-                return Answer::new(Absent, "never: no remedy can use them").mend([Mend::command(
+                return Answer::new(Absent, "never: no remedy can use them").mend([Advice::command(
                     "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled",
                 )]);
             }
@@ -589,7 +589,7 @@ fn thp(s: &Surroundings) -> Answer {
 
 fn hugetlb(s: &Surroundings) -> Answer {
     match s.facts.hugepages_total {
-        0 => Answer::new(Absent, "none reserved").mend([Mend::command("sudo sysctl vm.nr_hugepages=512")
+        0 => Answer::new(Absent, "none reserved").mend([Advice::command("sudo sysctl vm.nr_hugepages=512")
             .note("reserves 1 GiB of 2 MiB pages, which other programs cannot use")]),
         total => Answer::new(Available, format!("{total} reserved, {} free", s.facts.hugepages_free)),
     }
@@ -658,7 +658,7 @@ fn allocators(s: &Surroundings) -> Answer {
             .into_iter()
             .filter_map(|library| library.package(false))
             .collect();
-        return Answer::new(Absent, "none found").mend([Mend::command(format!(
+        return Answer::new(Absent, "none found").mend([Advice::command(format!(
             "sudo apt install {}",
             packages.join(" ")
         ))
@@ -762,7 +762,7 @@ mod tests {
 
     /// What the alternatives of a mend say; a command starts with `$`.
     fn ways(answer: &Answer) -> Vec<String> {
-        let mark = |mend: &Mend| if mend.is_command { "$ " } else { "" };
+        let mark = |mend: &Advice| if mend.is_command { "$ " } else { "" };
         answer.mend.iter().map(|mend| format!("{}{}", mark(mend), mend.how)).collect()
     }
 
@@ -867,7 +867,7 @@ mod tests {
             s.facts.container = Some(name.to_owned());
             let mend = answer(&s, "kernel_stacks").mend;
             assert_eq!(mend.len(), 3, "{mend:?}");
-            assert!(mend[0].is_command && mend[0].note == Some("on the host"), "{mend:?}");
+            assert!(mend[0].is_command && mend[0].note.as_deref() == Some("on the host"), "{mend:?}");
             assert!(!mend[1].is_command && mend[1].how.contains(part), "{mend:?}");
             assert!(!mend[2].is_command && mend[2].how.ends_with("as root"), "{mend:?}");
         }

@@ -1,13 +1,16 @@
-//! Shared by the subcommands that apply remedies: the libraries of this machine and of this build, and the
-//! environment.
+//! Shared by the subcommands that apply remedies or list them: the libraries of this machine and of this
+//! build, the tunables, and the environment.
 
 use crate::printer::Printer;
 use allocwall_host::facts::Machine;
 use allocwall_host::installed::BundledLibrary;
 use allocwall_host::own::{self, Kind};
+use allocwall_host::tunables::Tunable;
+use allocwall_measure::target::view_file;
 use allocwall_model::catalogue::modules::AllocatorKind;
+use allocwall_model::units::{Absence, Measured, Reason};
 use allocwall_preload::Bundled;
-use allocwall_trial::arm::Inventory;
+use allocwall_trial::arm::{Inventory, TargetFacts};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -66,6 +69,42 @@ pub fn say_once(text: Option<String>, printer: &Printer) {
             printer.note(&text);
             said.insert(text);
         }
+    }
+}
+
+/// An allocator that can be preloaded.
+pub struct Found {
+    pub kind: &'static str,
+    pub path: PathBuf,
+    /// From the contents of the file, else from its name.
+    pub version: Option<String>,
+    pub bundled: bool,
+}
+
+pub fn found(inventory: &Inventory) -> Vec<Found> {
+    let installed = inventory.installed.iter().map(|library| Found {
+        kind: library.kind.title(),
+        path: library.path.clone(),
+        version: view_file(&library.path)
+            .ok()
+            .and_then(|view| view.allocator_version)
+            .or_else(|| library.version.clone()),
+        bundled: false,
+    });
+    let bundled = inventory.bundled.iter().map(|library| Found {
+        kind: library.kind.title(),
+        path: library.path.clone(),
+        version: Some(library.version.clone()),
+        bundled: true,
+    });
+    installed.chain(bundled).collect()
+}
+
+/// The tunables of the loader that starts /bin/sh: most programs use the same loader.
+pub fn tunables() -> Measured<Vec<Tunable>> {
+    match TargetFacts::of(&["/bin/sh".into()], &environment()) {
+        Ok(facts) => facts.tunables,
+        Err(refusal) => Err(Absence::new(Reason::NotFound, refusal.to_string())),
     }
 }
 

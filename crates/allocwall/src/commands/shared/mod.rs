@@ -2,11 +2,13 @@
 
 pub mod arms;
 pub mod diagnosis;
+pub mod experiments;
 pub mod ground;
 pub mod options;
 pub mod progress;
 pub mod signals;
 pub mod state;
+pub mod trial_options;
 
 /// Breaks lines only at blanks: a command or a path that is broken at a hyphen cannot be copied.
 pub fn plain(width: usize) -> textwrap::Options<'static> {

@@ -1,7 +1,6 @@
 //! What a user asks of a trial. The options have the same names on the command line and in the trial's file.
 
-use super::Args;
-use crate::commands::shared::options::{Header, Percent, Rate, Time};
+use super::options::{Header, Percent, Rate, Time};
 use allocwall_trial::plan;
 use anyhow::{anyhow, bail};
 use clap::{Args as _, FromArgMatches as _};
@@ -281,15 +280,16 @@ fn words((name, value): (String, Option<String>)) -> Vec<String> {
     }
 }
 
+/// The options, and `resume`, which they name as a conflict.
 fn command() -> clap::Command {
-    Args::augment_args(clap::Command::new("trial"))
+    Options::augment_args(clap::Command::new("trial")).arg(clap::Arg::new("resume").long("continue"))
 }
 
 /// Options from words of a command line.
 fn parsed<T: AsRef<str>>(words: &[T]) -> Result<Options, clap::Error> {
     let words = ["trial"].into_iter().chain(words.iter().map(|word| word.as_ref()));
     let mut matches = command().try_get_matches_from(words)?;
-    Ok(Args::from_arg_matches_mut(&mut matches)?.options)
+    Options::from_arg_matches_mut(&mut matches)
 }
 
 /// The error without hints and usage, which follow after an empty line.
@@ -347,9 +347,9 @@ mod tests {
         &[&[], &["--fail-on", "wall_s>+5%", "--fail-on", "p99<-3%"]],
     ];
 
-    /// The options of [`Options`], without those of the program's own output.
+    /// The options of [`Options`].
     fn names() -> Vec<String> {
-        let own = |name: &String| !["output", "continue", "json", "csv"].contains(&name.as_str());
+        let own = |name: &String| name != "continue";
         command().get_arguments().filter_map(|a| a.get_long().map(str::to_owned)).filter(own).collect()
     }
 
@@ -386,7 +386,8 @@ mod tests {
     #[test]
     fn the_next_command_repeats_only_options_of_measurement() {
         let how = |line: &str| parsed(&line.split(' ').collect::<Vec<_>>()).unwrap().how().join(" ");
-        let typed = "--with a --load http://x --blocks 6 --with=b --at 60%,70 --json -o f --rest 1s --no-predict --seed 1";
+        let typed =
+            "--with a --load http://x --blocks 6 --with=b --at 60%,70 --rest 1s --no-predict --seed 1";
         assert_eq!(how(typed), "--at 60% --at 70% --load http://x --no-predict --rest 1s");
         assert_eq!(how("-w a --exit-ok=3,-1 --timeout 60s"), "--exit-ok 3 --exit-ok=-1 --timeout 1m");
         assert_eq!(how("-w none --budget 5m --fail-on wall_s>+5% --effect 2"), "");
