@@ -17,6 +17,8 @@ pub struct Blocked {
     pub ip_sp: Option<(u64, u64)>,
     /// Kernel functions, leaf first. Only the blocking function if the stack is not readable (not root).
     pub kernel: Vec<String>,
+    /// How often the thread was put on a CPU before; None if the kernel doesn't count it.
+    pub timeslices: Option<u64>,
 }
 
 /// Reads what threads do, and remembers which reads were refused: they are not tried again for every thread.
@@ -36,10 +38,13 @@ pub enum ThreadState {
     /// The state is unknown: the thread may still exist.
     Unread(Absence),
     Blocked(Blocked),
+    /// Blocked since the last read, without having run in between: nothing of it has changed.
+    StillBlocked,
 }
 
 impl ThreadReader {
-    pub fn read(&mut self, proc: &ProcFs, pid: i32, tid: i32) -> ThreadState {
+    /// `last`: what the last read of this thread returned, if that was `Blocked`.
+    pub fn read(&mut self, proc: &ProcFs, pid: i32, tid: i32, last: Option<&Blocked>) -> ThreadState {
         let stat = match proc.thread_stat(pid, tid) {
             Ok(stat) => stat,
             Err(absence) if absence.is_gone() => return ThreadState::Gone,
@@ -50,7 +55,14 @@ impl ThreadReader {
             'R' => return ThreadState::Runnable,
             _ => {}
         }
-        let mut blocked = Blocked { state: stat.state, ..Blocked::default() };
+        // Read before the rest: if the thread runs meanwhile, the next read finds another count.
+        let timeslices = proc.thread_schedstat(pid, tid).ok().map(|times| times.timeslices);
+        if timeslices.is_some()
+            && last.is_some_and(|last| last.timeslices == timeslices && last.state == stat.state)
+        {
+            return ThreadState::StillBlocked;
+        }
+        let mut blocked = Blocked { state: stat.state, timeslices, ..Blocked::default() };
         if !self.syscalls_refused {
             match proc.thread_syscall(pid, tid) {
                 // It woke up in the meantime, so it counts as runnable.
@@ -200,7 +212,7 @@ mod tests {
                 TID[slot].store(rustix::thread::gettid().as_raw_nonzero().get(), Ordering::SeqCst);
                 while !STOP.load(Ordering::SeqCst) {
                     if slot == 0 {
-                        std::thread::park_timeout(std::time::Duration::from_secs(1));
+                        std::thread::park_timeout(std::time::Duration::from_secs(10));
                     } else {
                         std::hint::spin_loop();
                     }
@@ -215,15 +227,24 @@ mod tests {
         let pid = std::process::id() as i32;
         let mut reader = ThreadReader::default();
         let proc = ProcFs::live();
-        let parked = reader.read(&proc, pid, TID[0].load(Ordering::SeqCst));
-        let spinning = reader.read(&proc, pid, TID[1].load(Ordering::SeqCst));
-        STOP.store(true, Ordering::SeqCst);
-        threads.into_iter().for_each(|t| t.join().unwrap());
-        let ThreadState::Blocked(blocked) = parked else {
+        let parked = TID[0].load(Ordering::SeqCst);
+        let first = reader.read(&proc, pid, parked, None);
+        let spinning = reader.read(&proc, pid, TID[1].load(Ordering::SeqCst), None);
+        let ThreadState::Blocked(blocked) = first else {
             panic!("the parked thread was not reported as blocked")
         };
         assert_eq!(blocked.state, 'S');
         assert!(matches!(spinning, ThreadState::Runnable));
-        assert!(matches!(reader.read(&proc, pid, i32::MAX), ThreadState::Gone));
+        assert!(matches!(reader.read(&proc, pid, i32::MAX, None), ThreadState::Gone));
+        // It has not run since, if the kernel counts its turns; after a turn everything is read again.
+        let still = reader.read(&proc, pid, parked, Some(&blocked));
+        assert_eq!(matches!(still, ThreadState::StillBlocked), blocked.timeslices.is_some());
+        threads[0].thread().unpark();
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        let again = reader.read(&proc, pid, parked, Some(&blocked));
+        assert!(!matches!(again, ThreadState::StillBlocked));
+        STOP.store(true, Ordering::SeqCst);
+        threads[0].thread().unpark();
+        threads.into_iter().for_each(|t| t.join().unwrap());
     }
 }

@@ -12,7 +12,7 @@ use allocwall_host::worker::Worker;
 use allocwall_model::catalogue::syscalls::MapCall;
 use allocwall_model::recording::{EventCount, Probe, ProbeName, ProbeState};
 use allocwall_model::units::{Absence, Measured, Reason};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -35,7 +35,8 @@ struct Tally {
 }
 
 pub struct Counting {
-    stop: Arc<AtomicBool>,
+    /// Dropped to stop the counting: until then the thread sleeps without waking up in between.
+    stop: Sender<()>,
     /// The current processes of the target. A slice counts those that run when it starts.
     pids: Arc<Mutex<Vec<i32>>>,
     thread: Worker<Outcome>,
@@ -43,9 +44,9 @@ pub struct Counting {
 
 /// Counts in a separate thread: closing a tracepoint waits for a grace period of the kernel.
 pub fn start(proc: &ProcFs, pids: &[i32], window: Duration, throughout: bool) -> Counting {
-    let stop = Arc::new(AtomicBool::new(false));
+    let (stop, stopped) = channel();
     let pids = Arc::new(Mutex::new(pids.to_vec()));
-    let (proc, stopped, shared) = (proc.clone(), stop.clone(), pids.clone());
+    let (proc, shared) = (proc.clone(), pids.clone());
     let thread =
         Worker::start("counts map calls", move || count(&proc, &shared, window, throughout, &stopped));
     Counting { stop, pids, thread }
@@ -60,7 +61,7 @@ impl Counting {
     }
 
     pub fn finish(self) -> (Vec<EventCount>, Probe) {
-        self.stop.store(true, Ordering::Relaxed);
+        drop(self.stop);
         let absent = |absence| (Vec::new(), ProbeState::Absent(absence));
         let (counts, state) = self.thread.finish().and_then(|outcome| outcome).unwrap_or_else(absent);
         (counts, Probe::new(ProbeName::MapCalls, state))
@@ -72,7 +73,7 @@ fn count(
     pids: &Mutex<Vec<i32>>,
     window: Duration,
     throughout: bool,
-    stop: &AtomicBool,
+    stop: &Receiver<()>,
 ) -> Outcome {
     if !proc.is_live() {
         return Err(Absence::new(Reason::NotApplicable, "a copy of /proc makes no system calls"));
@@ -137,7 +138,7 @@ fn count_slice(
     tallies: &mut [Tally],
     tids: &[i32],
     slice: Duration,
-    stop: &AtomicBool,
+    stop: &Receiver<()>,
     partial: &mut Option<Absence>,
 ) -> Measured<()> {
     let mut open = Vec::new();
@@ -171,13 +172,7 @@ fn lower_bounds(missed: &Absence) -> Absence {
 }
 
 /// False if the counting must stop.
-fn sleep(until: Instant, stop: &AtomicBool) -> bool {
-    while !stop.load(Ordering::Relaxed) {
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return true;
-        }
-        std::thread::sleep(left.min(Duration::from_millis(20)));
-    }
-    false
+fn sleep(until: Instant, stop: &Receiver<()>) -> bool {
+    let left = until.saturating_duration_since(Instant::now());
+    stop.recv_timeout(left) == Err(RecvTimeoutError::Timeout)
 }

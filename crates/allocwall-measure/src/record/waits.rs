@@ -6,12 +6,12 @@ use crate::unwind;
 use allocwall_host::clock;
 use allocwall_host::proc::ProcFs;
 use allocwall_host::rights::run_as_root;
-use allocwall_host::threads::{MemoryReader, ThreadReader, ThreadState};
+use allocwall_host::threads::{Blocked, MemoryReader, ThreadReader, ThreadState};
 use allocwall_model::recording::{ProbeState, WaitSample};
 use allocwall_model::units::{Absence, Reason};
+use std::collections::HashMap;
 
-/// Samples of waiting threads per second, all threads together: about 15 µs each, so a fifth of a percent of
-/// two CPUs.
+/// Samples of threads per second, all threads together: 15 to 60 µs each.
 const SAMPLES_A_SECOND: u32 = 250;
 /// The least time between two rounds of samples: each round wakes allocwall on a CPU that the target may be
 /// using.
@@ -19,6 +19,13 @@ const ROUNDS_APART_NS: u64 = 20_000_000;
 const SAMPLES_A_ROUND: usize = 64;
 const THREADS_LISTED_EVERY_NS: u64 = 250_000_000;
 const STACK_BYTES: usize = 1024;
+/// The most threads of which the last sample is kept, with its stack.
+const THREADS_KEPT: usize = 4096;
+/// A thread that ran, or stayed in the same wait, in this many samples in a row is sampled less often: most threads do
+/// one or the other for seconds.
+const STEADY_AFTER: u32 = 8;
+/// The least time between two samples of such a thread.
+const STEADY_APART_NS: u64 = 70_000_000;
 
 pub struct WaitSampler {
     states: ThreadReader,
@@ -32,8 +39,18 @@ pub struct WaitSampler {
     cursor: usize,
     random: u64,
     stack: Vec<u8>,
+    known: HashMap<i32, Known>,
     /// Why threads could not be listed or read.
     unread: Option<Absence>,
+}
+
+/// The last sample of a thread.
+struct Known {
+    at_ns: u64,
+    /// If it was waiting: its wait, and the stack that was read then.
+    wait: Option<(Blocked, Vec<u8>)>,
+    /// Samples in a row with the same result.
+    steady: u32,
 }
 
 impl WaitSampler {
@@ -51,6 +68,7 @@ impl WaitSampler {
             // Any odd seed works; it only has to be independent of the target.
             random: now | 1,
             stack: vec![0; STACK_BYTES],
+            known: HashMap::new(),
             unread: None,
         }
     }
@@ -67,8 +85,15 @@ impl WaitSampler {
         period * 2 / 3 + self.random % (period * 2 / 3)
     }
 
-    /// One round. `start`: when the window opened.
-    pub fn sample(&mut self, proc: &ProcFs, pids: &[i32], collector: &mut Collector, start: u64) {
+    /// One round. `start`: when the window opened. `last_round`: every thread is due.
+    pub fn sample(
+        &mut self,
+        proc: &ProcFs,
+        pids: &[i32],
+        collector: &mut Collector,
+        start: u64,
+        last_round: bool,
+    ) {
         let now = clock::monotonic_ns();
         if now - self.listed_at > THREADS_LISTED_EVERY_NS {
             self.listed_at = now;
@@ -79,15 +104,21 @@ impl WaitSampler {
             return;
         }
         let count = self.threads.len().min(SAMPLES_A_ROUND);
-        // Each sample represents the time since the last round, and for the threads that were not sampled in
-        // this round.
-        let weight_ns = ((now - self.last) as u128 * self.threads.len() as u128 / count as u128) as u64;
+        // Threads beyond those of one round are sampled in the next ones.
+        let since_last = ((now - self.last) as u128 * self.threads.len() as u128 / count as u128) as u64;
         self.last = now;
         self.rounds += 1;
         for _ in 0..count {
             self.cursor = (self.cursor + 1) % self.threads.len();
             let (pid, tid) = self.threads[self.cursor];
-            self.sample_thread(proc, pid, tid, now - start, weight_ns, collector);
+            let known = self.known.get(&tid);
+            let early = |known: &Known| known.steady >= STEADY_AFTER && now - known.at_ns < STEADY_APART_NS;
+            if !last_round && known.is_some_and(early) {
+                continue;
+            }
+            // Each sample represents the time since the last one of its thread.
+            let weight_ns = known.map_or(since_last, |known| now - known.at_ns);
+            self.sample_thread(proc, (pid, tid), now, (now - start, weight_ns), collector);
         }
     }
 
@@ -105,44 +136,59 @@ impl WaitSampler {
     fn sample_thread(
         &mut self,
         proc: &ProcFs,
-        pid: i32,
-        tid: i32,
-        t_ns: u64,
-        weight_ns: u64,
+        (pid, tid): (i32, i32),
+        now: u64,
+        (t_ns, weight_ns): (u64, u64),
         collector: &mut Collector,
     ) {
-        let state = self.states.read(proc, pid, tid);
-        if let ThreadState::Unread(absence) = state {
-            self.unread.get_or_insert(absence);
-            return;
-        }
-        self.samples += 1;
-        let ThreadState::Blocked(blocked) = state else {
-            return;
-        };
-        let wait = WaitSample {
-            t_ns,
-            pid,
-            tid,
-            weight_ns,
-            state: blocked.state,
-            syscall: blocked.syscall,
-            kernel: None,
-            user: None,
-        };
-        let user = blocked.ip_sp.map(|(ip, sp)| {
-            // Read by the thread's own number: a leader that has ended has no memory left.
-            let read = match proc.is_live() {
-                true => self.memory.read(tid, sp, &mut self.stack),
-                false => Ok(0),
-            };
-            let read = read.unwrap_or_else(|absence| {
+        let before = self.known.remove(&tid);
+        let last = before.as_ref().and_then(|known| known.wait.as_ref());
+        let was_running = before.as_ref().is_some_and(|known| known.wait.is_none());
+        let (wait, same) = match self.states.read(proc, pid, tid, last.map(|(blocked, _)| blocked)) {
+            ThreadState::Unread(absence) => {
                 self.unread.get_or_insert(absence);
-                0
-            });
-            (unwind::waiting_registers(ip, sp), &self.stack[..read])
+                return;
+            }
+            ThreadState::Gone => return,
+            ThreadState::Runnable => (None, was_running),
+            ThreadState::Blocked(blocked) => {
+                let stack = self.stack_of(proc, tid, &blocked);
+                (Some((blocked, stack)), false)
+            }
+            ThreadState::StillBlocked => (before.as_ref().and_then(|known| known.wait.clone()), true),
+        };
+        self.samples += 1;
+        if let Some((blocked, stack)) = &wait {
+            let wait = WaitSample {
+                t_ns,
+                pid,
+                tid,
+                weight_ns,
+                state: blocked.state,
+                syscall: blocked.syscall,
+                kernel: None,
+                user: None,
+            };
+            let user = blocked.ip_sp.map(|(ip, sp)| (unwind::waiting_registers(ip, sp), &stack[..]));
+            collector.take_wait(wait, &blocked.kernel, user);
+        }
+        if self.known.len() < THREADS_KEPT {
+            let steady = if same { before.map_or(0, |known| known.steady) + 1 } else { 0 };
+            self.known.insert(tid, Known { at_ns: now, wait, steady });
+        }
+    }
+
+    /// The top of a blocked thread's stack; empty if it is not readable.
+    fn stack_of(&mut self, proc: &ProcFs, tid: i32, blocked: &Blocked) -> Vec<u8> {
+        let Some((_, sp)) = blocked.ip_sp.filter(|_| proc.is_live()) else {
+            return Vec::new();
+        };
+        // Read by the thread's own number: a leader that has ended has no memory left.
+        let read = self.memory.read(tid, sp, &mut self.stack).unwrap_or_else(|absence| {
+            self.unread.get_or_insert(absence);
+            0
         });
-        collector.take_wait(wait, &blocked.kernel, user);
+        self.stack[..read].to_vec()
     }
 
     pub fn mean_period_ns(&self) -> u64 {

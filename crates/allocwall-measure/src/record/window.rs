@@ -17,6 +17,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const DRAIN_EVERY: Duration = Duration::from_millis(50);
+/// How much earlier than due something may be done.
+const TOGETHER: Duration = Duration::from_millis(10);
 const TICK_EVERY: Duration = Duration::from_millis(250);
 const BATCH_EVERY: Duration = Duration::from_secs(1);
 const PYTHON_EVERY: Duration = Duration::from_millis(100);
@@ -95,21 +97,24 @@ impl Window {
             if t_ns >= length {
                 return;
             }
-            if due.drain.passed(now, DRAIN_EVERY) {
+            // Work that is nearly due is done in the same turn: each time that allocwall wakes up, it takes a CPU from
+            // the target.
+            let soon = now + TOGETHER.as_nanos() as u64;
+            if due.drain.passed(soon, DRAIN_EVERY) {
                 self.target.drain(false);
             }
             if due.wait.passed(now, Duration::from_nanos(self.readings.waits.next_in())) {
                 let (proc, collector) = (&self.target.proc, &mut self.target.collector);
-                self.readings.waits.sample(proc, &self.pids, collector, start);
+                self.readings.waits.sample(proc, &self.pids, collector, start, false);
             }
-            if due.tick.passed(now, TICK_EVERY) {
+            if due.tick.passed(soon, TICK_EVERY) {
                 if !self.tick(t_ns) {
                     return;
                 }
                 progress(t_ns as f64 / length as f64);
             }
             // Read on time in any case: a timer that is not set again would keep the loop from sleeping.
-            if due.python.passed(now, self.python_every) {
+            if due.python.passed(soon, self.python_every) {
                 self.readings.pythons.read(t_ns, &mut self.readings.new_python);
             }
             if due.batch.passed(now, BATCH_EVERY) {
@@ -168,6 +173,8 @@ impl Window {
             self.meta.window_ns = exit_ns.clamp(start_ns + 1, end_ns) - start_ns;
         } else {
             let t_ns = self.meta.window_ns;
+            let (proc, collector) = (&self.target.proc, &mut self.target.collector);
+            self.readings.waits.sample(proc, &self.pids, collector, start_ns, true);
             resident = self.readings.tick(&mut self.target, &self.pids, t_ns, true);
             self.readings.threads.close(&self.target.proc, &self.pids, t_ns);
         }
