@@ -705,7 +705,8 @@ mod tests {
 
     #[test]
     fn work_that_lost_its_cpu_is_discarded() {
-        assert_eq!(undisturbed(|| Ok(1)), Ok(1));
+        // On a busy machine the CPU may be lost even here, but not every time.
+        assert!((0..100).any(|_| undisturbed(|| Ok(1)) == Ok(1)));
         let lost = undisturbed(|| {
             // Until another thread or program takes this CPU, if one does.
             let before = memory::thread_counts().involuntary_switches;
