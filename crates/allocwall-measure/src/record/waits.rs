@@ -24,6 +24,9 @@ const THREADS_KEPT: usize = 4096;
 /// A thread that ran, or stayed in the same wait, in this many samples in a row is sampled less often: most threads do
 /// one or the other for seconds.
 const STEADY_AFTER: u32 = 8;
+/// A thread that was not sampled for this long is taken for a new one. With many threads, a turn of all takes longer than
+/// a round.
+const ENDED_AFTER_NS: u64 = 2_000_000_000;
 /// The least time between two samples of such a thread.
 const STEADY_APART_NS: u64 = 70_000_000;
 
@@ -124,6 +127,9 @@ impl WaitSampler {
 
     fn list_threads(&mut self, proc: &ProcFs, pids: &[i32]) {
         self.threads.clear();
+        // A new thread may get the number of one that has ended.
+        let gone_since = self.last.saturating_sub(ENDED_AFTER_NS);
+        self.known.retain(|_, known| known.at_ns >= gone_since);
         for &pid in pids {
             match proc.threads(pid) {
                 Ok(tids) => self.threads.extend(tids.into_iter().map(|tid| (pid, tid))),
@@ -142,9 +148,9 @@ impl WaitSampler {
         collector: &mut Collector,
     ) {
         let before = self.known.remove(&tid);
-        let last = before.as_ref().and_then(|known| known.wait.as_ref());
         let was_running = before.as_ref().is_some_and(|known| known.wait.is_none());
-        let (wait, same) = match self.states.read(proc, pid, tid, last.map(|(blocked, _)| blocked)) {
+        let (steady, last) = before.map_or((0, None), |known| (known.steady, known.wait));
+        let (new, same) = match self.states.read(proc, pid, tid, last.as_ref().map(|(blocked, _)| blocked)) {
             ThreadState::Unread(absence) => {
                 self.unread.get_or_insert(absence);
                 return;
@@ -155,9 +161,11 @@ impl WaitSampler {
                 let stack = self.stack_of(proc, tid, &blocked);
                 (Some((blocked, stack)), false)
             }
-            ThreadState::StillBlocked => (before.as_ref().and_then(|known| known.wait.clone()), true),
+            ThreadState::StillBlocked => (None, true),
         };
         self.samples += 1;
+        // A thread that ran before and still runs has no last wait.
+        let wait = if same { last } else { new };
         if let Some((blocked, stack)) = &wait {
             let wait = WaitSample {
                 t_ns,
@@ -173,7 +181,7 @@ impl WaitSampler {
             collector.take_wait(wait, &blocked.kernel, user);
         }
         if self.known.len() < THREADS_KEPT {
-            let steady = if same { before.map_or(0, |known| known.steady) + 1 } else { 0 };
+            let steady = if same { steady + 1 } else { 0 };
             self.known.insert(tid, Known { at_ns: now, wait, steady });
         }
     }

@@ -231,9 +231,9 @@ fn absences(out: &mut String, list: &PriceList, bold: Style) {
             .map(|name| describe(name).map_or_else(|| escape::terminal(name), |(_, title)| title))
             .collect();
         paragraph(out, "  ", &format!("{}: {absence}.", titles.join("; ")));
-        for (n, way) in absence.mend.iter().enumerate() {
+        for (n, advice) in absence.mend.iter().enumerate() {
             let lead = if n == 0 { "to fix this:" } else { "or" };
-            paragraph(out, "    ", &format!("{lead} {}", way.line()));
+            paragraph(out, "    ", &format!("{lead} {}", advice.line()));
         }
     }
 }

@@ -67,7 +67,7 @@ fn as_text(report: &Report, color: bool) -> String {
     out.push('\n');
     let mut group = None;
     // A mend that several lines share is printed once.
-    let mut told: Vec<(&[Advice], &str)> = Vec::new();
+    let mut printed: Vec<(&[Advice], &str)> = Vec::new();
     for check in &report.checks {
         let (probe, mend) = (check.probe, check.answer.mend.as_slice());
         if group != Some(probe.group) {
@@ -75,7 +75,7 @@ fn as_text(report: &Report, color: bool) -> String {
             let _ = write!(out, "\n{}\n", probe.group.title());
         }
         row(&mut out, check, color);
-        if let Some((_, what)) = told.iter().find(|(known, _)| *known == mend) {
+        if let Some((_, what)) = printed.iter().find(|(known, _)| *known == mend) {
             alternative(&mut out, FIRST, &format!("same as for {what}"));
             continue;
         }
@@ -83,7 +83,7 @@ fn as_text(report: &Report, color: bool) -> String {
             alternative(&mut out, if n == 0 { FIRST } else { " or" }, &way.line());
         }
         if !mend.is_empty() {
-            told.push((mend, probe.what));
+            printed.push((mend, probe.what));
         }
     }
     out
