@@ -24,8 +24,8 @@ SETOPTIONS, GETEVENTMSG, GET_SYSCALL_INFO = 0x4200, 0x4201, 0x420E
 OPTIONS = 0x1 | 0x2 | 0x4 | 0x8 | 0x10 | 0x100000  # SYSGOOD, FORK, VFORK, CLONE, EXEC, EXITKILL
 EVENT_EXEC, EVENT_STOP = 4, 128
 WALL = 0x40000000
-# struct user of x86-64: offsets of the registers that hold the result and the call's number
-RAX, ORIG_RAX = 80, 120
+# struct user of x86-64: offsets of the registers that hold the result, the first argument and the call's number
+RAX, RDI, ORIG_RAX = 80, 112, 120
 ENTRY, EXIT = 1, 2
 AT_FDCWD = -100 & 0xFFFFFFFF
 
@@ -91,6 +91,7 @@ class Tracer:
         # `roles`: the role of each process. `ready`: processes that have finished the start of the loader and the Rust runtime.
         self.roles = {}
         self.ready = set()
+        # What to write to which register at the end of a thread's call.
         self.pending = {}
         self.groups = {}
         self.fresh = set()
@@ -198,9 +199,9 @@ class Tracer:
         op = raw[0]
         group = self.groups[tid]
         if op == EXIT:
-            result = self.pending.pop(tid, None)
-            if result is not None:
-                ptrace(POKEUSER, tid, RAX, ctypes.c_void_p(result & 0xFFFFFFFFFFFFFFFF))
+            register, value = self.pending.pop(tid, (None, 0))
+            if register is not None:
+                ptrace(POKEUSER, tid, register, ctypes.c_void_p(value & 0xFFFFFFFFFFFFFFFF))
             return True
         if op != ENTRY:
             return True
@@ -231,8 +232,13 @@ class Tracer:
         if fault.what == "kill target":
             self.vanish()
             return True
+        if name == "brk":
+            # It has no error: one that fails returns the present end, as one that asks for 0 does.
+            ptrace(POKEUSER, tid, RDI, ctypes.c_void_p(0))
+            self.pending[tid] = RDI, args[0]
+            return True
         ptrace(POKEUSER, tid, ORIG_RAX, ctypes.c_void_p(0xFFFFFFFFFFFFFFFF))
-        self.pending[tid] = -getattr(errno, fault.what)
+        self.pending[tid] = RAX, -getattr(errno, fault.what)
         return True
 
     def detail(self, tid, name, args):
