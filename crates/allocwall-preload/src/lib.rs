@@ -16,6 +16,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// The extension of a library that is not complete yet.
+const TEMPORARY: &str = "part";
+const ABANDONED_AFTER: Duration = Duration::from_secs(600);
 
 /// A library that can be preloaded.
 #[derive(Clone, Copy)]
@@ -72,9 +77,22 @@ pub fn unpack(item: &Bundled, dir: &Path) -> io::Result<PathBuf> {
     }
     let path = dir.join(name(item));
     if !holds(&path, item.bytes) {
+        remove_abandoned(&dir);
         put(&path, item.bytes).map_err(|e| about(e, &path))?;
     }
     Ok(path)
+}
+
+/// Removes the temporary files of processes that were killed while they wrote. A process that still writes is younger.
+fn remove_abandoned(dir: &Path) {
+    for file in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let is_old = |facts: fs::Metadata| {
+            facts.modified().ok().and_then(|at| at.elapsed().ok()).is_some_and(|age| age > ABANDONED_AFTER)
+        };
+        if file.path().extension().is_some_and(|end| end == TEMPORARY) && file.metadata().is_ok_and(is_old) {
+            let _ = fs::remove_file(file.path());
+        }
+    }
 }
 
 fn make(dir: &Path, user: u32) -> io::Result<()> {
@@ -207,7 +225,7 @@ fn holds(path: &Path, bytes: &[u8]) -> bool {
 fn put(path: &Path, bytes: &[u8]) -> io::Result<()> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let own = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-    let part = path.with_extension(format!("{own}.part"));
+    let part = path.with_extension(format!("{own}.{TEMPORARY}"));
     let written = File::options()
         .write(true)
         .create_new(true)
@@ -294,6 +312,23 @@ mod tests {
             assert!(fs::symlink_metadata(&first).unwrap().is_file(), "{what}");
             assert_eq!(mode(&first), 0o755, "{what}");
         }
+    }
+
+    #[test]
+    fn what_a_killed_process_left_is_removed_and_what_one_writes_now_stays() {
+        let (_place, dir) = place();
+        let library = unpack(prefault(), &dir).unwrap();
+        let [old, new, other] = ["a.so.1-0.part", "a.so.2-0.part", "a.so"].map(|name| dir.join(name));
+        for path in [&old, &new, &other] {
+            fs::write(path, "").unwrap();
+        }
+        for path in [&old, &other] {
+            let file = File::options().write(true).open(path).unwrap();
+            file.set_modified(std::time::SystemTime::now() - 2 * ABANDONED_AFTER).unwrap();
+        }
+        fs::remove_file(&library).unwrap();
+        unpack(prefault(), &dir).unwrap();
+        assert_eq!([old, new, other, library].map(|path| path.exists()), [false, true, true, true]);
     }
 
     #[test]
