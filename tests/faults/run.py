@@ -51,7 +51,7 @@ FAULTS = {
     " recvfrom sendto recvmsg sendmsg flock close ioctl pread64 writev",
     "EIO": "read pread64 write fsync getdents64",
     # For a process that has ended: proc(5).
-    "ESRCH": "read open openat process_vm_readv kill ioctl perf_event_open ptrace sched_getaffinity prlimit64 pidfd_open setpgid",
+    "ESRCH": "read open openat process_vm_readv kill ioctl perf_event_open ptrace sched_getaffinity pidfd_open setpgid",
 }
 FAULTS = {error: set(names.split()) for error, names in FAULTS.items()}
 ENDS = ["kill self", "kill target"]
