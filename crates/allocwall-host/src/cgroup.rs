@@ -6,6 +6,7 @@ use crate::file::{self, lines, number, unparsable, words};
 use crate::proc::{CgroupLine, ProcFs, pair};
 use allocwall_model::error::{Error, Result};
 use allocwall_model::machine::CgroupTick;
+use allocwall_model::resident::GroupMemory;
 use allocwall_model::units::{Absence, Measured, Reason};
 use std::path::{Component, Path, PathBuf};
 
@@ -187,6 +188,34 @@ impl CgroupFs {
         let (usage, max) = levels.memory_files();
         let bytes = |dir: &Path, name: &str| file::read_number::<u64>(&dir.join(name)).ok();
         levels.dirs.iter().filter_map(|dir| Some(bytes(dir, max)?.saturating_sub(bytes(dir, usage)?))).min()
+    }
+
+    /// What the kernel keeps for the group of a process and the groups below it.
+    pub fn kernel_memory(&self, pid: i32) -> Measured<GroupMemory> {
+        let membership = self.proc.cgroups(pid)?;
+        let (line, _) = self.line_for("memory", &membership)?;
+        let levels = self.levels("memory", &membership)?;
+        let dir = &levels.dirs[0];
+        // The top group of version 2 has no count of its own (cgroup-v2.rst, memory.current).
+        let is_top = match levels.version {
+            1 => line.path == "/",
+            _ => !dir.join("memory.current").exists(),
+        };
+        if is_top {
+            return Err(Absence::new(
+                Reason::NotApplicable,
+                "the process is in the top cgroup, whose memory is that of the whole machine",
+            ));
+        }
+        let path = dir.join("memory.stat");
+        let (counted, page_cache_bytes) = file::read(&path, |bytes| {
+            group_memory(bytes, levels.version).ok_or_else(|| unparsable(&path.display(), bytes))
+        })?;
+        let kernel_bytes = match counted {
+            Some(bytes) => bytes,
+            None => file::read_number(&dir.join("memory.kmem.usage_in_bytes"))?,
+        };
+        Ok(GroupMemory { path: line.path.clone(), kernel_bytes, page_cache_bytes })
     }
 
     /// The nearest frozen group that contains this process; None if there is none.
@@ -397,6 +426,24 @@ pub(crate) fn throttling(bytes: &[u8]) -> Option<(u64, u64, u64)> {
         }
     }
     Some((periods?, throttled?, ns?))
+}
+
+/// Kernel memory and page cache from memory.stat. Version 1 has no line for kernel memory. Before Linux 5.18, version 2
+/// has only the parts.
+pub(crate) fn group_memory(bytes: &[u8], version: u8) -> Option<(Option<u64>, u64)> {
+    let value = |wanted: &[u8]| {
+        let mut pairs = lines(bytes).filter_map(|line| pair(line, b' '));
+        pairs.find(|(name, _)| *name == wanted).and_then(|(_, value)| number::<u64>(value))
+    };
+    if version == 1 {
+        return Some((None, value(b"total_cache").or_else(|| value(b"cache"))?));
+    }
+    let parts = || {
+        let others = [&b"pagetables"[..], b"percpu", b"slab"];
+        let others = others.iter().map(|name| value(name).unwrap_or(0));
+        others.fold(value(b"kernel_stack"), |sum, part| sum?.checked_add(part))
+    };
+    Some((Some(value(b"kernel").or_else(parts)?), value(b"file")?))
 }
 
 /// The part of `path` below `top`; None if `path` is outside.
@@ -693,6 +740,49 @@ mod tests {
     }
 
     #[test]
+    fn kernel_memory_is_that_of_the_processs_own_group() {
+        let group = "sys/fs/cgroup/pod/box";
+        let fake = Fake::new(
+            V2,
+            &[
+                ("proc/7/cgroup", "0::/pod/box\n"),
+                ("proc/8/cgroup", "0::/\n"),
+                (&format!("{group}/memory.current"), "9000\n"),
+                (&format!("{group}/memory.stat"), "anon 1\nfile 4096\nkernel 8192\nkernel_stack 1\nslab 2\n"),
+                ("sys/fs/cgroup/memory.stat", "file 1\nkernel 2\n"),
+            ],
+        );
+        let memory = fake.fs().kernel_memory(7).unwrap();
+        assert_eq!((memory.kernel_bytes, memory.page_cache_bytes), (8192, 4096));
+        assert_eq!(memory.path, "/pod/box");
+        assert_eq!(fake.fs().kernel_memory(8).unwrap_err().reason, Reason::NotApplicable);
+        fake.write(&format!("{group}/memory.stat"), "anon 1\n");
+        assert_eq!(fake.fs().kernel_memory(7).unwrap_err().reason, Reason::Unparsable);
+
+        let v1 = Fake::new(
+            V1,
+            &[
+                ("proc/7/cgroup", "5:memory:/pod\n3:cpu,cpuacct:/pod\n"),
+                ("proc/8/cgroup", "5:memory:/\n"),
+                ("sys/fs/cgroup/memory/pod/memory.stat", "cache 1\ntotal_cache 5\n"),
+                ("sys/fs/cgroup/memory/pod/memory.kmem.usage_in_bytes", "6\n"),
+            ],
+        );
+        let memory = v1.fs().kernel_memory(7).unwrap();
+        assert_eq!((memory.kernel_bytes, memory.page_cache_bytes), (6, 5));
+        assert_eq!(v1.fs().kernel_memory(8).unwrap_err().reason, Reason::NotApplicable);
+    }
+
+    #[test]
+    fn parts_of_kernel_memory_are_summed_where_the_sum_is_missing() {
+        let old = b"file 7\nkernel_stack 1\npagetables 2\nslab 4\nsock 8\n";
+        assert_eq!(group_memory(old, 2), Some((Some(7), 7)));
+        assert_eq!(group_memory(b"file 7\nslab 4\n", 2), None);
+        assert_eq!(group_memory(b"cache 3\n", 1), Some((None, 3)));
+        assert_eq!(group_memory(b"file 1\nkernel_stack 18446744073709551615\nslab 1\n", 2), None);
+    }
+
+    #[test]
     fn malformed_lines() {
         let root = Path::new("/");
         for line in ["", "-", "1 2 3 4 5 - cgroup", "- cgroup cgroup rw", "1 2 0:1 / /x rw - tmpfs t rw"] {
@@ -716,6 +806,7 @@ mod tests {
         fn no_bytes_make_a_parser_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
             let _ = cgroup_mounts(&bytes, Path::new("/"));
             let _ = (cpu_max(&bytes), throttling(&bytes), unescaped(&bytes));
+            let _ = (group_memory(&bytes, 1), group_memory(&bytes, 2));
             let text = String::from_utf8_lossy(&bytes);
             let _ = below(&text, &text[..text.chars().next().map_or(0, char::len_utf8)]);
         }

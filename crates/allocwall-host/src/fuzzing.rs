@@ -5,10 +5,11 @@
 //! checked without a second parser, that is checked.
 
 use crate::proc::parse as proc;
-use crate::{cgroup, elf, installed, link_map, loader, memory, perf, program, topology, tunables};
+use crate::{cgroup, elf, installed, link_map, loader, memory, perf, program, smaps, topology, tunables};
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::fs::File;
 use std::io::Write;
+use std::ops::ControlFlow;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 
@@ -25,6 +26,7 @@ pub const READERS: &[Reader] = &[
     reader("lists", lists, 2048),
     reader("perf_sample", perf_sample, 2048),
     reader("proc", proc::all_parsers, 4096),
+    reader("smaps", smaps_file, 4096),
 ];
 
 pub const fn reader(name: &'static str, read: fn(&[u8]), longest: usize) -> Reader {
@@ -76,6 +78,7 @@ pub fn shebang(bytes: &[u8]) {
 
 fn cgroup_files(bytes: &[u8]) {
     let _ = (cgroup::cpu_max(bytes), cgroup::throttling(bytes));
+    let _ = (cgroup::group_memory(bytes, 1), cgroup::group_memory(bytes, 2));
     let _ = cgroup::cgroup_mounts(bytes, "/nowhere".as_ref());
 }
 
@@ -90,6 +93,16 @@ fn lists(bytes: &[u8]) {
         let _ = (tunable.range(), tunable.check("4096"));
     }
     let _ = tunables::parse_size(&text);
+}
+
+fn smaps_file(bytes: &[u8]) {
+    let mut mappings = 0;
+    let whole = smaps::read(bytes, |vma| {
+        assert!(vma.mapping.start < vma.mapping.end);
+        mappings += 1;
+        ControlFlow::Continue(())
+    });
+    assert_eq!(whole.expect("bytes are there").mappings, mappings);
 }
 
 fn perf_sample(bytes: &[u8]) {

@@ -33,6 +33,24 @@ pub struct InstalledRuntime {
     pub version: Option<String>,
 }
 
+/// What to give to pip to install the Python package: the wheel that was built with this program (`make wheel`), if it is
+/// there. The package is not published.
+pub fn wheel() -> String {
+    let built = || {
+        let program = std::env::current_exe().ok()?;
+        let wheels = program.parent()?.parent()?.join("wheels");
+        let mut found: Vec<PathBuf> = std::fs::read_dir(wheels)
+            .ok()?
+            .flatten()
+            .map(|entry| entry.path())
+            .filter(|path| path.extension().is_some_and(|e| e == "whl"))
+            .collect();
+        found.sort();
+        found.pop()
+    };
+    built().map_or_else(|| "WHEEL (make wheel builds it)".to_owned(), |path| path.display().to_string())
+}
+
 /// Names of libraries that are offered, without their versions. Debug and profiling builds are left out on
 /// purpose, and so are allocators under another allocator's name: preloading those proves nothing.
 const OFFERED: [&str; 5] =

@@ -29,6 +29,7 @@ pub mod proc;
 pub mod program;
 pub mod rights;
 pub mod site_packages;
+pub mod smaps;
 pub mod threads;
 pub mod topology;
 pub mod tracefs;

@@ -7,6 +7,7 @@ use allocwall_model::units::{Absence, Measured, Reason};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -80,6 +81,72 @@ impl Mapping {
     }
 }
 
+/// Asks the kernel for single mappings (Linux 6.11), without a read of the whole list.
+pub struct Finder(File);
+
+/// `struct procmap_query` of include/uapi/linux/fs.h. In: size, flags, address, room for the name. Out: the rest.
+#[repr(C)]
+#[derive(Default)]
+struct Query {
+    size: u64,
+    flags: u64,
+    address: u64,
+    start: u64,
+    end: u64,
+    vma_flags: u64,
+    page_size: u64,
+    offset: u64,
+    inode: u64,
+    major: u32,
+    minor: u32,
+    name_size: u32,
+    build_id_size: u32,
+    name_address: u64,
+    build_id_address: u64,
+}
+
+impl Finder {
+    pub fn open(proc_root: &Path, pid: i32) -> io::Result<Finder> {
+        File::open(proc_root.join(format!("{pid}/maps"))).map(Finder)
+    }
+
+    /// The mapping that holds an address; None if there is none.
+    ///
+    /// # Errors
+    /// ENOTTY if the kernel is too old; ESRCH if the process has ended.
+    pub fn find(&self, address: u64) -> io::Result<Option<Mapping>> {
+        // _IOWR('f', 17, struct procmap_query)
+        const PROCMAP_QUERY: libc::Ioctl =
+            ((3u64 << 30) | ((size_of::<Query>() as u64) << 16) | (0x66 << 8) | 17) as _;
+        const NAME: usize = 4096;
+        let mut name = vec![0u8; NAME];
+        let mut query = Query {
+            size: size_of::<Query>() as u64,
+            address,
+            name_size: NAME as u32,
+            name_address: name.as_mut_ptr() as u64,
+            ..Query::default()
+        };
+        // SAFETY: the kernel writes at most `size` bytes to `query` and `name_size` bytes to `name`; both outlive the call.
+        if unsafe { libc::ioctl(self.0.as_raw_fd(), PROCMAP_QUERY, &raw mut query) } != 0 {
+            let error = io::Error::last_os_error();
+            return if error.raw_os_error() == Some(libc::ENOENT) { Ok(None) } else { Err(error) };
+        }
+        // The length counts the NUL at its end.
+        name.truncate((query.name_size as usize).saturating_sub(1).min(NAME));
+        let has = |flag: u64| query.vma_flags & flag != 0;
+        Ok(Some(Mapping {
+            start: query.start,
+            end: query.end,
+            perms: Perms { read: has(1), write: has(2), execute: has(4), shared: has(8) },
+            offset: query.offset,
+            dev: (query.major, query.minor),
+            inode: query.inode,
+            path: name,
+        }))
+    }
+}
+
 /// The most lines that are read of one process. vm.max_map_count is 65,530 by default and 262,144 for
 /// databases and Java services. The kernel needs about a second for this many lines.
 const LINES_READ: usize = 2 << 20;
@@ -142,7 +209,7 @@ fn read_within(
 }
 
 /// `55d0c8a4e000-55d0c8a50000 r--p 00000000 fd:01 1835027   /usr/bin/cat`; see proc_pid_maps(5).
-fn parse_line(line: &[u8]) -> Option<Mapping> {
+pub(crate) fn parse_line(line: &[u8]) -> Option<Mapping> {
     let (range, rest) = field(line)?;
     let (perms, rest) = field(rest)?;
     let (offset, rest) = field(rest)?;
@@ -242,6 +309,30 @@ mod tests {
 7f0000004000-7f0000005000 ---p 00000000 00:00 0 
 ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsyscall]
 ";
+
+    #[test]
+    fn a_single_mapping_is_found_like_in_the_list() {
+        let own = Finder::open(Path::new("/proc"), std::process::id() as i32).unwrap();
+        let local = 0u8;
+        let probe = [&raw const local as u64, FIXTURE.as_ptr() as u64, own.0.as_raw_fd() as u64];
+        for (address, mapped) in probe.into_iter().zip([true, true, false]) {
+            let found = match own.find(address) {
+                Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => {
+                    println!("skipped: this kernel finds no single mappings (Linux 6.11)");
+                    return;
+                }
+                found => found.unwrap(),
+            };
+            assert_eq!(found.is_some(), mapped, "{address:x}");
+            let Some(found) = found else { continue };
+            let list =
+                ProcFs::live().maps(std::process::id() as i32, |m| m.start <= address && address < m.end);
+            let listed = &list.unwrap().mappings[0];
+            // Another thread may map memory beside it meanwhile.
+            assert_eq!((&listed.path, listed.perms, listed.inode), (&found.path, found.perms, found.inode));
+            assert!(found.start <= address && address < found.end);
+        }
+    }
 
     #[test]
     fn a_real_form_of_every_kind_parses() {

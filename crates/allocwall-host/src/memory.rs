@@ -9,10 +9,49 @@ use allocwall_model::units::{Absence, Measured, Reason};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::fs;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::ptr::NonNull;
 
 pub const PAGE: usize = 4 << 10;
 pub const HUGE: usize = 2 << 20;
+
+/// Where the contents of a page of a process are (Documentation/admin-guide/mm/pagemap.rst).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageState {
+    Resident,
+    /// In swap, or its contents are just being moved to another page.
+    Swapped,
+    /// The process has no such page. Private memory without a file reads as zeros there.
+    Absent,
+}
+
+/// The pagemap of a process, open.
+pub struct PageMap(fs::File);
+
+impl PageMap {
+    /// `pid`: a living thread of the process.
+    pub fn open(proc_root: &Path, pid: i32) -> io::Result<PageMap> {
+        fs::File::open(proc_root.join(format!("{pid}/pagemap"))).map(PageMap)
+    }
+
+    /// The state of a page by its number, which is its address / 4096. The page is not touched.
+    ///
+    /// # Errors
+    /// `UnexpectedEof`: the process has ended or has called exec since the file was opened, or the page is the kernel's.
+    pub fn state(&self, page: u64) -> io::Result<PageState> {
+        const PRESENT: u64 = 1 << 63;
+        const SWAPPED: u64 = 1 << 62;
+        let mut entry = [0; 8];
+        self.0.read_exact_at(&mut entry, page.saturating_mul(8))?;
+        Ok(match u64::from_ne_bytes(entry) {
+            entry if entry & PRESENT != 0 => PageState::Resident,
+            entry if entry & SWAPPED != 0 => PageState::Swapped,
+            _ => PageState::Absent,
+        })
+    }
+}
 
 /// Private anonymous memory, unmapped on drop. It starts and ends on 2 MiB boundaries if it was made by
 /// `new`.
@@ -250,6 +289,28 @@ mod tests {
         assert_eq!(mapping.huge_bytes().unwrap(), 0);
         mapping.release_pages().unwrap();
         assert!(mapping.bytes().iter().all(|&byte| byte == 0));
+    }
+
+    #[test]
+    fn the_page_map_shows_which_pages_were_touched() {
+        let mut mapping = AnonymousMapping::new(HUGE, Pages::Small).unwrap();
+        let first = mapping.bytes().as_ptr() as u64 / PAGE as u64;
+        mapping.bytes()[3 * PAGE] = 7;
+        let pages = PageMap::open(Path::new("/proc"), std::process::id() as i32).unwrap();
+        let state = |page: u64| pages.state(first + page).unwrap();
+        assert_eq!([2, 3, 4].map(state), [PageState::Absent, PageState::Resident, PageState::Absent]);
+        mapping.release_pages().unwrap();
+        assert_eq!(state(3), PageState::Absent);
+    }
+
+    #[test]
+    fn a_process_that_has_ended_has_no_page_map() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pages = PageMap::open(Path::new("/proc"), child.id() as i32).unwrap();
+        let alive = pages.state(0);
+        child.kill().and_then(|()| child.wait()).unwrap();
+        assert_eq!(alive.unwrap(), PageState::Absent);
+        assert_eq!(pages.state(0).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
     }
 
     #[test]

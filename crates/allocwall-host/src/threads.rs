@@ -13,6 +13,8 @@ pub struct Blocked {
     pub state: char,
     /// None if reading it is not permitted; -1 if the thread is blocked outside a system call.
     pub syscall: Option<i64>,
+    /// The first argument of the system call: of futex(2), the address of the lock.
+    pub argument: Option<u64>,
     /// User instruction and stack pointer, if `syscall` was readable.
     pub ip_sp: Option<(u64, u64)>,
     /// Kernel functions, leaf first. Only the blocking function if the stack is not readable (not root).
@@ -67,8 +69,9 @@ impl ThreadReader {
             match proc.thread_syscall(pid, tid) {
                 // It woke up in the meantime, so it counts as runnable.
                 Ok(SyscallState::Running) => return ThreadState::Runnable,
-                Ok(SyscallState::Blocked { number, ip_sp }) => {
+                Ok(SyscallState::Blocked { number, argument, ip_sp }) => {
                     blocked.syscall = Some(number);
+                    blocked.argument = argument;
                     blocked.ip_sp = ip_sp;
                 }
                 Err(absence) => {

@@ -94,6 +94,8 @@ pub struct Status {
     /// Peak of `vm_rss` since exec.
     pub vm_hwm: Option<u64>,
     pub rss_anon: Option<u64>,
+    /// Page tables.
+    pub vm_pte: Option<u64>,
     pub vm_swap: Option<u64>,
     pub hugetlb: Option<u64>,
     /// False if prctl(PR_SET_THP_DISABLE) was used; since Linux 5.0.
@@ -132,6 +134,7 @@ pub fn status(bytes: &[u8]) -> Option<Status> {
             b"VmHWM" => s.vm_hwm = kilobytes(value),
             b"VmRSS" => s.vm_rss = kilobytes(value),
             b"RssAnon" => s.rss_anon = kilobytes(value),
+            b"VmPTE" => s.vm_pte = kilobytes(value),
             b"VmSwap" => s.vm_swap = kilobytes(value),
             b"HugetlbPages" => s.hugetlb = kilobytes(value),
             b"THP_enabled" => s.thp_enabled = number::<u8>(value).map(|n| n != 0),
@@ -373,6 +376,8 @@ pub enum SyscallState {
     Blocked {
         /// Number of the system call; -1 if the thread is blocked outside a system call (a page fault).
         number: i64,
+        /// Its first argument.
+        argument: Option<u64>,
         /// User instruction and stack pointer.
         ip_sp: Option<(u64, u64)>,
     },
@@ -391,7 +396,8 @@ pub fn syscall(bytes: &[u8]) -> Option<SyscallState> {
         [.., sp, ip] => hex(ip).zip(hex(sp)),
         _ => None,
     };
-    Some(SyscallState::Blocked { number: number(first)?, ip_sp })
+    let argument = if rest.len() == 8 { hex(rest[0]) } else { None };
+    Some(SyscallState::Blocked { number: number(first)?, argument, ip_sp })
 }
 
 /// Symbol names of /proc/PID/task/TID/stack, leaf first: `[<0>] futex_wait+0x12/0x34`, or with an address in
@@ -577,7 +583,7 @@ mod tests {
 
     const STATUS: &[u8] = b"Name:\tcat\\n\nTgid:\t9644\nPPid:\t9642\nUid:\t1000\t1000\t1000\t1000\nGid:\t100\t100\t100\t100\n\
         NSpid:\t9644\t7\nVmPeak:\t    3060 kB\nVmSize:\t    3060 kB\nVmHWM:\t    1700 kB\nVmRSS:\t    1688 kB\nRssAnon:\t     112 kB\nVmData:\t     360 kB\n\
-        VmSwap:\t       0 kB\nHugetlbPages:\t    2048 kB\nTHP_enabled:\t1\nThreads:\t3\nCapEff:\t000001fffeffffff\nNoNewPrivs:\t1\nSeccomp:\t2\n\
+        VmPTE:\t      44 kB\nVmSwap:\t       0 kB\nHugetlbPages:\t    2048 kB\nTHP_enabled:\t1\nThreads:\t3\nCapEff:\t000001fffeffffff\nNoNewPrivs:\t1\nSeccomp:\t2\n\
         voluntary_ctxt_switches:\t5\nnonvoluntary_ctxt_switches:\t6\n";
 
     #[test]
@@ -586,7 +592,7 @@ mod tests {
         assert_eq!((s.tgid, s.ppid, s.uid[1], s.gid[0], s.threads), (9644, 9642, 1000, 100, 3));
         assert_eq!(s.ns_pids, [9644, 7]);
         assert_eq!((s.vm_size, s.vm_rss, s.rss_anon), (Some(3060 << 10), Some(1688 << 10), Some(112 << 10)));
-        assert_eq!(s.vm_hwm, Some(1700 << 10));
+        assert_eq!((s.vm_hwm, s.vm_pte), (Some(1700 << 10), Some(44 << 10)));
         assert_eq!((s.vm_data, s.hugetlb), (Some(360 << 10), Some(2 << 20)));
         assert_eq!((s.thp_enabled, s.no_new_privs, s.seccomp), (Some(true), Some(true), Some(2)));
         assert_eq!((s.voluntary_switches, s.involuntary_switches), (Some(5), Some(6)));
@@ -745,14 +751,17 @@ mod tests {
     fn waiting_threads() {
         assert_eq!(syscall(b"running\n"), Some(SyscallState::Running));
         assert_eq!(
-            syscall(b"202 0x7f 0x80 0x0 0x0 0x0 0x0 0x7ffd 0x7f\n"),
-            Some(SyscallState::Blocked { number: 202, ip_sp: Some((0x7f, 0x7ffd)) })
+            syscall(b"202 0x70 0x80 0x0 0x0 0x0 0x0 0x7ffd 0x7f\n"),
+            Some(SyscallState::Blocked { number: 202, argument: Some(0x70), ip_sp: Some((0x7f, 0x7ffd)) })
         );
         assert_eq!(
             syscall(b"-1 0x7ffd 0x7f\n"),
-            Some(SyscallState::Blocked { number: -1, ip_sp: Some((0x7f, 0x7ffd)) })
+            Some(SyscallState::Blocked { number: -1, argument: None, ip_sp: Some((0x7f, 0x7ffd)) })
         );
-        assert_eq!(syscall(b"5 junk 0x"), Some(SyscallState::Blocked { number: 5, ip_sp: None }));
+        assert_eq!(
+            syscall(b"5 junk 0x"),
+            Some(SyscallState::Blocked { number: 5, argument: None, ip_sp: None })
+        );
         assert_eq!(syscall(b""), None);
         let stack = kernel_stack(b"[<0>] futex_wait_queue+0x63/0x90\n[<0>] ext4_x+0x1/0x2 [ext4]\n[<ffffffff81>] do_futex+0x1/0x2\njunk\n");
         assert_eq!(stack, ["futex_wait_queue", "ext4_x", "do_futex"]);
