@@ -7,6 +7,7 @@ pub mod catalogue;
 pub mod error;
 pub mod machine;
 pub mod recording;
+pub mod resident;
 pub mod room;
 pub mod shell;
 pub mod stats;

@@ -3,6 +3,7 @@
 //! Times are nanoseconds since the start of the window unless the name says otherwise; sizes are bytes.
 
 pub use crate::catalogue::modules::{AllocatorKind, ModuleRole};
+pub use crate::catalogue::owners::Owner;
 pub use crate::catalogue::probes::ProbeName;
 pub use crate::machine::{CgroupTick, HostFacts, HostTick, Smaps};
 use crate::units::{Absence, Measured};
@@ -31,6 +32,10 @@ pub struct Recording {
     pub neighbours: Vec<Neighbour>,
     /// The target's heap at the end of the window, read from the allocator's headers.
     pub heap: Measured<HeapView>,
+    /// What the target's language runtimes count themselves, one for each process with such a runtime.
+    pub accounts: Vec<RuntimeAccount>,
+    /// When collectors ran, for runtimes without symbols: sorted by time within a process.
+    pub collecting: Vec<Collecting>,
 }
 
 impl Recording {
@@ -304,6 +309,8 @@ pub struct CpuSample {
     pub user: Option<u32>,
     /// Whether the sample has a large stack dump. Call sites and flame graphs use only such samples.
     pub deep: bool,
+    /// Whose memory it is about; None if the sample is not in a page fault.
+    pub faulted: Option<Owner>,
 }
 
 /// One sample of one waiting thread of the target. It represents `weight_ns` of thread time.
@@ -317,6 +324,9 @@ pub struct WaitSample {
     pub state: char,
     /// System call in which it waits; None if not readable; -1 if blocked outside a system call (a page fault).
     pub syscall: Option<i64>,
+    /// Whether the first argument of the call lies in CPython's interpreter lock. None if there is no such lock, or its
+    /// address is not known.
+    pub python_lock: Option<bool>,
     /// Kernel stack, leaf first, if readable; else one frame with wchan.
     pub kernel: Option<u32>,
     pub user: Option<u32>,
@@ -348,6 +358,37 @@ pub struct Neighbour {
     pub pid: i32,
     pub comm: String,
     pub cpu_ns: u64,
+}
+
+/// What a language runtime counts itself, over the window. These figures stand beside the bill; they are not added to it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RuntimeAccount {
+    pub pid: i32,
+    /// What was read, and how: `hsperfdata`, `memstats`, `the collector's flag, 250 times a second`.
+    pub method: String,
+    /// Part of the window in which the account was read.
+    pub over_ns: u64,
+    /// Time in which the collector stopped the program's threads.
+    pub stopped_ns: Measured<Figure>,
+    pub collections: Measured<u64>,
+    /// CPU time of the collector.
+    pub collector_cpu_ns: Measured<Figure>,
+    pub allocated_bytes: Measured<Figure>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Figure {
+    pub value: crate::units::Interval,
+    /// Whether it was sampled; otherwise it is a counter of the runtime.
+    pub sampled: bool,
+}
+
+/// A time in which the collector of a process ran, as far as it was sampled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Collecting {
+    pub pid: i32,
+    pub from_ns: u64,
+    pub to_ns: u64,
 }
 
 /// Used and free memory of a heap that was read from outside, without the allocator's help.

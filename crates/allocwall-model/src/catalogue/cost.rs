@@ -16,6 +16,10 @@ pub enum CostClass {
     GarbageCollector,
     FaultPath,
     Zeroing,
+    /// Write faults on pages that are mapped read-only: mostly pages that parent and child share since a fork.
+    CopyOnWrite,
+    /// Faults on mapped files, with the copies of private pages, and on shared memory that another process has touched before.
+    FileFault,
     /// The map calls themselves ([`MapCall`](super::syscalls::MapCall)).
     MapCalls,
     /// Pages returned while the process runs: zap, free, TLB flush.
@@ -23,6 +27,14 @@ pub enum CostClass {
     AddressSpaceLock,
     /// Reclaim, compaction and khugepaged work that the kernel charges to the target.
     Reclaim,
+    /// Processes and threads that start and end, with the page tables that this copies and frees.
+    ForkExit,
+    /// System calls on files, and storage. Without faults on mapped files.
+    FileSystem,
+    /// Sockets and pipes, with the network's work in interrupts.
+    Sockets,
+    /// Switches between threads, wake-ups, futexes, timers, polling.
+    Scheduling,
     OtherKernel,
     /// Kernel time whose symbols could not be read.
     UnnamedKernel,
@@ -30,7 +42,7 @@ pub enum CostClass {
 
 impl CostClass {
     /// In the order of the bill.
-    pub const ALL: [CostClass; 13] = [
+    pub const ALL: [CostClass; 19] = [
         CostClass::Application,
         CostClass::AllocatorCode,
         CostClass::AllocatorLocks,
@@ -38,27 +50,24 @@ impl CostClass {
         CostClass::GarbageCollector,
         CostClass::FaultPath,
         CostClass::Zeroing,
+        CostClass::CopyOnWrite,
+        CostClass::FileFault,
         CostClass::MapCalls,
         CostClass::PageRelease,
         CostClass::AddressSpaceLock,
         CostClass::Reclaim,
+        CostClass::ForkExit,
+        CostClass::FileSystem,
+        CostClass::Sockets,
+        CostClass::Scheduling,
         CostClass::OtherKernel,
         CostClass::UnnamedKernel,
     ];
 
     /// Whether the line is kernel time. Allocator locks are in user space and in the kernel; they count as user time.
     pub fn is_kernel(self) -> bool {
-        matches!(
-            self,
-            CostClass::FaultPath
-                | CostClass::Zeroing
-                | CostClass::MapCalls
-                | CostClass::PageRelease
-                | CostClass::AddressSpaceLock
-                | CostClass::Reclaim
-                | CostClass::OtherKernel
-                | CostClass::UnnamedKernel
-        )
+        // Kernel lines come last.
+        self >= CostClass::FaultPath
     }
 
     /// Kernel time whose symbols could be read.
@@ -76,10 +85,16 @@ impl CostClass {
             CostClass::GarbageCollector => "garbage_collector",
             CostClass::FaultPath => "fault_path",
             CostClass::Zeroing => "zeroing",
+            CostClass::CopyOnWrite => "copy_on_write",
+            CostClass::FileFault => "file_fault",
             CostClass::MapCalls => "map_calls",
             CostClass::PageRelease => "page_release",
             CostClass::AddressSpaceLock => "address_space_lock",
             CostClass::Reclaim => "reclaim",
+            CostClass::ForkExit => "fork_exit",
+            CostClass::FileSystem => "file_system",
+            CostClass::Sockets => "sockets",
+            CostClass::Scheduling => "scheduling",
             CostClass::OtherKernel => "other_kernel",
             CostClass::UnnamedKernel => "unnamed_kernel",
         }
@@ -94,10 +109,16 @@ impl CostClass {
             CostClass::GarbageCollector => "garbage collector",
             CostClass::FaultPath => "first touch: fault path",
             CostClass::Zeroing => "first touch: zeroing",
+            CostClass::CopyOnWrite => "copy-on-write",
+            CostClass::FileFault => "file page faults",
             CostClass::MapCalls => "map/unmap/brk/madvise",
             CostClass::PageRelease => "page release",
             CostClass::AddressSpaceLock => "address-space lock",
             CostClass::Reclaim => "reclaim and compaction",
+            CostClass::ForkExit => "starting and ending processes",
+            CostClass::FileSystem => "files and storage",
+            CostClass::Sockets => "sockets and pipes",
+            CostClass::Scheduling => "scheduling and polling",
             CostClass::OtherKernel => "other kernel",
             CostClass::UnnamedKernel => "kernel without symbols",
         }
@@ -120,13 +141,15 @@ pub enum WaitClass {
     Storage,
     /// Futex waits outside the allocator: the application's locks and condition variables.
     ApplicationLock,
+    /// CPython's interpreter lock: only the thread that holds it runs Python code.
+    Gil,
     /// Poll, accept, receive, sleep: waiting for work.
     Idle,
     Other,
 }
 
 impl WaitClass {
-    pub const ALL: [WaitClass; 10] = [
+    pub const ALL: [WaitClass; 11] = [
         WaitClass::AddressSpaceLock,
         WaitClass::Allocator,
         WaitClass::RunQueue,
@@ -135,6 +158,7 @@ impl WaitClass {
         WaitClass::Stopped,
         WaitClass::Storage,
         WaitClass::ApplicationLock,
+        WaitClass::Gil,
         WaitClass::Idle,
         WaitClass::Other,
     ];
@@ -149,6 +173,7 @@ impl WaitClass {
             WaitClass::Stopped => "stopped",
             WaitClass::Storage => "storage",
             WaitClass::ApplicationLock => "application_lock",
+            WaitClass::Gil => "gil",
             WaitClass::Idle => "idle",
             WaitClass::Other => "other",
         }
@@ -164,6 +189,7 @@ impl WaitClass {
             WaitClass::Stopped => "stopped (signal, tracer, freezer)",
             WaitClass::Storage => "storage I/O",
             WaitClass::ApplicationLock => "application locks",
+            WaitClass::Gil => "Python's interpreter lock (GIL)",
             WaitClass::Idle => "waiting for work (poll, accept, sleep)",
             WaitClass::Other => "other waits",
         }

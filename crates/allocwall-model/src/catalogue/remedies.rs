@@ -516,6 +516,9 @@ pub enum Need {
     MoreThanOneThread,
     /// No setting in the environment or on the command line contains this text.
     Unset(&'static str),
+    /// This setting of a runtime is not set, or is a number below this one. A name with `--` is an option of the command
+    /// line, any other is a variable.
+    SettingBelow(&'static str, u64),
     /// The environment limits glibc's arenas to fewer than the default ([`super::tunables::arenas_by_default`]).
     ArenasLimited,
     /// No setting fixes glibc's mmap threshold, or a setting fixes it below this number of bytes.
@@ -564,6 +567,7 @@ impl Need {
                 | ThpModeMadvise
                 | MoreThanOneThread
                 | Unset(_)
+                | SettingBelow(..)
                 | ArenasLimited
                 | MmapThresholdBelow(_)
                 | Quota
@@ -600,6 +604,9 @@ impl Need {
             Need::ThpModeMadvise => "the mode of transparent huge pages is madvise",
             Need::MoreThanOneThread => "the program has more than one thread",
             Need::Unset(name) => return format!("{name} is not set already"),
+            Need::SettingBelow(name, number) => {
+                return format!("{name} is not already set to {number} or more");
+            }
             Need::ArenasLimited => "a setting limits the number of arenas",
             Need::MmapThresholdBelow(bytes) => {
                 let mib = bytes >> 20;
@@ -616,10 +623,12 @@ const PRELOAD_BACKFIRES: &str =
     "5 to 10 % more resident memory is usual; the program crashes if it frees memory of another allocator";
 const PRELOAD_UNDO: &str = "restart without LD_PRELOAD";
 const ALLOCATOR_WALLS: &[Wall] = &[Wall::AllocatorCode, Wall::AllocatorContention];
+/// Another allocator also places blocks elsewhere. Where calls are many, this can save more than the calls cost.
+const SWAP_WALLS: &[Wall] = &[Wall::CallRate, Wall::AllocatorCode, Wall::AllocatorContention];
 pub const ALLOCATOR_LINES: &[CostClass] = &[AllocatorCode, AllocatorLocks];
 /// All that a heap costs in the kernel.
 pub const HEAP_LINES: &[CostClass] = &[MapCalls, PageRelease, FaultPath, Zeroing];
-const HUGE_BACKFIRES: &str = "memory grows by up to 2 MiB per region; after a fork, a write copies up to 2 MiB; compaction can stall threads";
+const HUGE_BACKFIRES: &str = "memory grows by up to 2 MiB per region; after a fork, the first write splits the page (reserved pages: copies all of it); compaction can stall threads";
 
 pub const TABLE: &[Remedy] = &[
     Remedy {
@@ -670,10 +679,10 @@ pub const TABLE: &[Remedy] = &[
         needs: &[],
         restart: false,
         // On Linux each thread has its own nice value: setpriority(2), BUGS.
-        how: How::Command("renice -n -5 -p {threads}"),
+        how: How::Command("sudo renice -n -5 -p {threads}"),
         note: "only affects processes of the same cgroup; against other containers, raise cpu.weight (cgroup v1: cpu.shares)",
         backfires: "the other processes wait longer; a new thread inherits the nice value of the thread that starts it",
-        undo: "renice -n 0 -p {threads}",
+        undo: "sudo renice -n 0 -p {threads}",
         moves: "waiting time to the other processes",
         start: None,
     },
@@ -696,6 +705,40 @@ pub const TABLE: &[Remedy] = &[
         start: None,
     },
     Remedy {
+        key: "python-processes",
+        title: "Python's work in processes instead of threads",
+        kind: Kind::Advice,
+        walls: &[Wall::Gil],
+        acts_on: &[],
+        effect: Effect::NotCpu("the time that threads wait for the interpreter lock"),
+        needs: &[Need::Cpython],
+        restart: true,
+        how: How::Text(
+            "run the work in processes (concurrent.futures.ProcessPoolExecutor, multiprocessing; gunicorn: more --workers, fewer --threads)",
+        ),
+        note: "",
+        backfires: "each process holds its own memory; what processes exchange is copied",
+        undo: "revert the change",
+        moves: "waiting time to CPU time on other CPUs, and to memory",
+        start: None,
+    },
+    Remedy {
+        key: "python-free-threaded",
+        title: "the build of CPython without the interpreter lock",
+        kind: Kind::Advice,
+        walls: &[Wall::Gil],
+        acts_on: &[],
+        effect: Effect::NotCpu("the time that threads wait for the interpreter lock"),
+        needs: &[Need::Cpython],
+        restart: true,
+        how: How::Text("run it with a free-threaded CPython, 3.13 or later (python3.14t)"),
+        note: "an extension module that does not support it turns the lock on again",
+        backfires: "one thread alone runs slower; code that relied on the lock has races",
+        undo: "run it with the default build",
+        moves: "waiting time to CPU time on other CPUs",
+        start: None,
+    },
+    Remedy {
         key: "gogc",
         title: "fewer collections in Go: a larger GOGC",
         kind: Kind::Process,
@@ -705,12 +748,12 @@ pub const TABLE: &[Remedy] = &[
             0.5,
             "Go's guide to its collector: doubling GOGC roughly halves the collector's CPU cost",
         ),
-        needs: &[Need::Go, Need::Unset("GOGC")],
+        needs: &[Need::Go, Need::SettingBelow("GOGC", 200)],
         restart: true,
         how: How::Start(None),
-        note: "also set GOMEMLIMIT to 90 % of the memory limit",
+        note: "the default is 100; also set GOMEMLIMIT to 90 % of the memory limit",
         backfires: "the heap grows by up to 50 %; near GOMEMLIMIT the collector runs all the time",
-        undo: "restart without GOGC",
+        undo: "restart with the old GOGC",
         moves: "CPU time to resident memory",
         start: Some(Start {
             argument: Argument::Or(Form::Count(1, 100_000), "200"),
@@ -743,7 +786,7 @@ pub const TABLE: &[Remedy] = &[
         walls: &[Wall::GarbageCollector],
         acts_on: Wall::GarbageCollector.lines(),
         effect: Effect::AtMost(1.0, "depends on how much survives a scavenge"),
-        needs: &[Need::Node, Need::Unset("semi-space")],
+        needs: &[Need::Node, Need::SettingBelow("--max-semi-space-size", 64)],
         restart: true,
         // Before autumn 2022 NODE_OPTIONS refused this option (nodejs/node#44436); the command line always accepts it.
         how: How::Start(None),
@@ -1022,10 +1065,10 @@ pub const TABLE: &[Remedy] = &[
         effect: Effect::HugeTouch,
         needs: &[Need::ThpByAdvice, Need::ThpModeMadvise],
         restart: false,
-        how: How::Command("echo always > /sys/kernel/mm/transparent_hugepage/enabled"),
-        note: "as root; only affects new memory",
+        how: How::Command("echo always | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"),
+        note: "only affects new memory",
         backfires: "it affects every process: memory grows; some programs, for example Redis, advise against it",
-        undo: "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+        undo: "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled",
         moves: "512 small faults to one large fault: fewer, longer pauses",
         start: None,
     },
@@ -1036,6 +1079,7 @@ pub const TABLE: &[Remedy] = &[
         walls: &[
             Wall::AllocatorContention,
             Wall::AllocatorCode,
+            Wall::CallRate,
             Wall::AddressSpaceLock,
             Wall::MapChurn,
             Wall::Retention,
@@ -1064,7 +1108,7 @@ pub const TABLE: &[Remedy] = &[
         key: "tcmalloc",
         title: "preload tcmalloc",
         kind: Kind::Process,
-        walls: ALLOCATOR_WALLS,
+        walls: SWAP_WALLS,
         acts_on: ALLOCATOR_LINES,
         effect: Effect::Swap,
         needs: &[
@@ -1089,7 +1133,7 @@ pub const TABLE: &[Remedy] = &[
         key: "mimalloc",
         title: "preload mimalloc",
         kind: Kind::Process,
-        walls: ALLOCATOR_WALLS,
+        walls: SWAP_WALLS,
         acts_on: ALLOCATOR_LINES,
         effect: Effect::Swap,
         needs: &[
@@ -1114,7 +1158,7 @@ pub const TABLE: &[Remedy] = &[
         key: "mimalloc-musl",
         title: "preload mimalloc, built for musl",
         kind: Kind::Process,
-        walls: ALLOCATOR_WALLS,
+        walls: SWAP_WALLS,
         acts_on: ALLOCATOR_LINES,
         effect: Effect::Swap,
         needs: &[Need::Musl, Need::Preload, Need::NotAlready(AllocatorKind::Mimalloc), Need::MallocMatters],
@@ -1358,6 +1402,105 @@ pub const TABLE: &[Remedy] = &[
         start: None,
     },
     Remedy {
+        key: "fork-early",
+        title: "fork before the data is loaded, or keep the children",
+        kind: Kind::Advice,
+        walls: &[Wall::Fork],
+        acts_on: Wall::Fork.lines(),
+        effect: Effect::AtMost(1.0, "depends on how much memory parent and child share at the fork"),
+        needs: &[],
+        restart: true,
+        how: How::Text(
+            "fork the workers before the large data is loaded, let each child serve many requests, and end it with _exit",
+        ),
+        note: "",
+        backfires: "what is loaded after the fork is not shared: each child holds its own copy",
+        undo: "revert the change",
+        moves: "copies of pages to resident memory, or to a longer start",
+        start: None,
+    },
+    Remedy {
+        key: "posix-spawn",
+        title: "start programs without a copy of the page tables",
+        kind: Kind::Advice,
+        walls: &[Wall::Fork],
+        acts_on: &[ForkExit],
+        effect: Effect::AtMost(1.0, "only the part of fork; exec and exit stay"),
+        needs: &[],
+        restart: true,
+        how: How::Text(
+            "start other programs with posix_spawn or vfork (CPython 3.10 and later: subprocess does this; multiprocessing: start method forkserver)",
+        ),
+        note: "",
+        backfires: "code that must run in the child between fork and exec has to move",
+        undo: "revert the change",
+        moves: "nothing: the copy of the page tables is left out",
+        start: None,
+    },
+    Remedy {
+        key: "cpython-freeze-before-fork",
+        title: "CPython's children write to fewer shared pages",
+        kind: Kind::Advice,
+        walls: &[Wall::Fork],
+        acts_on: &[CopyOnWrite],
+        effect: Effect::AtMost(
+            1.0,
+            "depends on how much of the shared memory the collector visits; reference counts are still written",
+        ),
+        needs: &[Need::Cpython],
+        restart: true,
+        how: How::Text(
+            "in the parent, before the fork: import gc; gc.disable(); gc.freeze(); in each child: gc.enable()",
+        ),
+        note: "",
+        backfires: "reference cycles made before the fork are never freed",
+        undo: "revert the change",
+        moves: "nothing: the collector leaves the shared pages alone",
+        start: None,
+    },
+    Remedy {
+        key: "keep-files-mapped",
+        title: "keep files mapped, or map all pages with one call",
+        kind: Kind::Advice,
+        walls: &[Wall::FileFault],
+        acts_on: Wall::FileFault.lines(),
+        effect: Effect::AtMost(
+            1.0,
+            "only the part of files that are mapped more than once, or read completely",
+        ),
+        needs: &[],
+        restart: true,
+        how: How::Text(
+            "map a file once and keep the mapping; if all of it is read, map it with MAP_POPULATE, or call madvise with MADV_POPULATE_READ (Linux 5.14)",
+        ),
+        note: "",
+        backfires: "populating reads pages that may never be used",
+        undo: "revert the change",
+        moves: "faults on the request path to one call before it",
+        start: None,
+    },
+    Remedy {
+        key: "read-files",
+        title: "read files into a buffer that is reused",
+        kind: Kind::Advice,
+        walls: &[Wall::FileFault],
+        acts_on: Wall::FileFault.lines(),
+        effect: Effect::AtMost(
+            1.0,
+            "the read copies the bytes, which costs less than faults if most of the file is used",
+        ),
+        needs: &[],
+        restart: true,
+        how: How::Text(
+            "read small files, or files that are read once, with read(2) into a buffer that is used again",
+        ),
+        note: "",
+        backfires: "a copy of the data in memory; for random access to large files it is slower",
+        undo: "revert the change",
+        moves: "faults to a copy by the kernel",
+        start: None,
+    },
+    Remedy {
         key: "tcmalloc-minimal",
         title: "preload tcmalloc without its profilers",
         kind: Kind::Process,
@@ -1511,9 +1654,9 @@ pub const TABLE: &[Remedy] = &[
         needs: &[],
         restart: true,
         how: How::Start(None),
-        note: "after: echo PAGES > /proc/sys/vm/nr_hugepages, as root",
+        note: "after: sudo sysctl vm.nr_hugepages=PAGES",
         backfires: "other processes cannot use the reserved memory; when no reserved page is left, the allocator uses small pages without a message; after a fork, a process can get SIGBUS if no page is left for its copy",
-        undo: "restart without the setting, and echo 0 > /proc/sys/vm/nr_hugepages",
+        undo: "restart without the setting, and sudo sysctl vm.nr_hugepages=0",
         moves: "512 small faults to one large fault; memory of the machine to this process",
         start: Some(Start {
             argument: Argument::None,
@@ -1617,7 +1760,7 @@ pub const TABLE: &[Remedy] = &[
         ],
         restart: true,
         how: How::Start(None),
-        note: "needs the Python package in that interpreter: pip install allocwall",
+        note: "needs the Python package in that interpreter: see python/README.md of allocwall",
         backfires: "up to 2 MiB more memory per interpreter; it keeps up to 5 % of freed heap, at least 4 MiB; after a fork, the first write to a huge page splits it; if the host takes idle memory back, a new huge page can cost more than small pages (the hook times each one, and pauses when they are too slow)",
         undo: "restart without the variable",
         moves: "512 small faults to one large fault: fewer, longer pauses",
@@ -1657,7 +1800,7 @@ pub const TABLE: &[Remedy] = &[
         needs: &[Need::Jvm],
         restart: true,
         how: How::Start(None),
-        note: "after: echo PAGES > /proc/sys/vm/nr_hugepages, as root",
+        note: "after: sudo sysctl vm.nr_hugepages=PAGES",
         backfires: "other processes cannot use the reserved memory; if there are too few reserved pages, the JVM warns and uses small pages",
         undo: "restart without the option",
         moves: "512 small faults to one large fault; memory of the machine to this process",
@@ -1795,7 +1938,10 @@ mod tests {
             assert_eq!(find(key).unwrap().package().as_deref(), package, "{key}");
         }
         assert_eq!(find("jemalloc").unwrap().note_line(), "Debian: libjemalloc2");
-        assert_eq!(find("gogc").unwrap().note_line(), "also set GOMEMLIMIT to 90 % of the memory limit");
+        assert_eq!(
+            find("gogc").unwrap().note_line(),
+            "the default is 100; also set GOMEMLIMIT to 90 % of the memory limit"
+        );
     }
 
     #[test]

@@ -14,6 +14,8 @@ pub enum KernelRole {
     Transparent,
     /// Zeroes pages: first touch, if a fault is further out.
     Zero,
+    /// Copies pages: a copy on write, if such a fault is further out.
+    CopyPage,
     /// Takes a read-write semaphore or waits for it: the address-space lock, if the nearest caller is mm code.
     Lock,
     /// Takes a semaphore that is not the address-space lock.
@@ -24,9 +26,12 @@ pub enum KernelRole {
     Fault,
     /// Fault handling that does not show the kind of fault yet.
     FaultEntry,
-    /// A fault on a file or on a swapped page, or a NUMA hinting fault.
+    /// A fault on a swapped page, or a NUMA hinting fault.
     OtherFault,
-    /// A write to a shared page. It zeroes only if the page was the zero page; this is a first touch.
+    /// A fault on a page of a file.
+    FileFault,
+    /// A write to a page that is mapped read-only. It copies the page, or zeroes a new one in place of the zero page, or only
+    /// makes the page writable.
     CopyOnWrite,
     /// A [`MapCall`](super::syscalls::MapCall).
     Map,
@@ -37,6 +42,14 @@ pub enum KernelRole {
     Exit,
     Reclaim,
     Interrupt,
+    /// A switch to another thread, or a wake-up: scheduling, unless a function further out says what it was for.
+    Switch,
+    /// A process or thread starts or ends.
+    ForkExit,
+    FileSystem,
+    Sockets,
+    /// A system call that waits for many files or for a time.
+    Polling,
     /// A system call for a lock or a sleep: the user stack shows what it is for.
     ByCaller,
     /// The entry of a system call. If it is the leaf, the user stack shows which call it is.
@@ -72,6 +85,20 @@ pub const KERNEL: &[(&str, KernelRole)] = &[
     ("kernel_init_free_pages", Zero),
     ("tag_clear_highpage*", Zero),
     ("mte_zero_clear_page_tags", Zero),
+
+    // mm/memory.c, include/linux/highmem.h, arch/*/lib/copy_page*, copy_mc*, copy_user*, memcpy*.
+    ("copy_page", CopyPage),
+    ("copy_page_regs", CopyPage),
+    ("__pi_copy_page", CopyPage),
+    ("copy_highpage", CopyPage),
+    ("copy_subpage", CopyPage),
+    ("copy_mc_*", CopyPage),
+    ("copy_user_*", CopyPage),
+    ("__wp_page_copy_user", CopyPage),
+    ("rep_movs_alternative", CopyPage),
+    ("memcpy*", CopyPage),
+    ("__memcpy*", CopyPage),
+    ("__pi_memcpy*", CopyPage),
 
     // Semaphores inside mm code that are not mmap_lock: mm/rmap.c, mm/vma.c, mm/mmap.c.
     ("unlink_anon_vmas", OtherLock),
@@ -111,7 +138,7 @@ pub const KERNEL: &[(&str, KernelRole)] = &[
     ("madvise_collapse", Reclaim),
     ("kswapd*", Reclaim),
     ("balance_pgdat", Reclaim),
-    ("shrink_dcache_*", Elsewhere),
+    ("shrink_dcache_*", FileSystem),
     ("shrink_vma", Transparent),
     ("shrink_*", Reclaim),
     ("do_shrink_slab", Reclaim),
@@ -149,8 +176,8 @@ pub const KERNEL: &[(&str, KernelRole)] = &[
 
     // Page release: mm/memory.c, mm/mmu_gather.c, mm/vma.c, mm/madvise.c. folios_put_refs, release_pages, free_unref_* serve
     // the fault path's batches too, so their caller decides.
-    ("zap_other_threads", Elsewhere),
-    ("zap_pid_ns_processes", Elsewhere),
+    ("zap_other_threads", ForkExit),
+    ("zap_pid_ns_processes", ForkExit),
     ("zap_*", Release),
     ("unmap_vmas", Release),
     ("unmap_region", Release),
@@ -173,21 +200,30 @@ pub const KERNEL: &[(&str, KernelRole)] = &[
     ("exit_mmap", Exit),
 
     // Faults on files, swapped pages and NUMA hints, and what runs between a fault and the return to user mode.
-    ("filemap_map_pages", OtherFault),
-    ("filemap_fault", OtherFault),
+    ("filemap_map_pages", FileFault),
+    ("filemap_map_folio_range", FileFault),
+    ("filemap_fault", FileFault),
     // Shared memory without a file (mm/shmem.c) finds its pages like a file, but a fault there is a first touch.
     ("filemap_get_entry", Transparent),
-    ("filemap_*", Elsewhere),
+    ("filemap_*", FileSystem),
     ("shmem_fault", Fault),
     ("shmem_*", Transparent),
-    ("__do_fault", OtherFault),
-    ("do_fault", OtherFault),
-    ("do_fault_around", OtherFault),
-    ("do_read_fault", OtherFault),
-    ("do_cow_fault", OtherFault),
-    ("do_shared_fault", OtherFault),
-    ("finish_fault", OtherFault),
-    ("alloc_set_pte", OtherFault),
+    // They serve files and shared memory; the functions inside or outside of them decide.
+    ("__do_fault", Transparent),
+    ("finish_fault", Transparent),
+    ("alloc_set_pte", Transparent),
+    ("do_set_pte", Transparent),
+    ("set_pte_range", Transparent),
+    ("do_fault_around", FileFault),
+    ("do_read_fault", FileFault),
+    ("do_cow_fault", FileFault),
+    ("do_shared_fault", FaultEntry),
+    ("do_fault", FaultEntry),
+    ("wp_page_shared", FileFault),
+    ("wp_pfn_shared", FileFault),
+    ("do_page_mkwrite", FileFault),
+    ("*_page_mkwrite", FileFault),
+    ("fault_dirty_shared_page", FileFault),
     ("do_swap_page", OtherFault),
     ("do_numa_page", OtherFault),
     ("do_huge_pmd_numa_page", OtherFault),
@@ -204,10 +240,6 @@ pub const KERNEL: &[(&str, KernelRole)] = &[
     ("exit_to_user_mode_loop", Elsewhere),
     ("task_work_run", Elsewhere),
     ("do_notify_resume", Elsewhere),
-    ("copy_page_range", Elsewhere),
-    ("dup_mmap", Elsewhere),
-    ("dup_mm", Elsewhere),
-    ("copy_process", Elsewhere),
     ("do_wp_page", CopyOnWrite),
     ("wp_page_*", CopyOnWrite),
     ("wp_huge_pmd", CopyOnWrite),
@@ -277,6 +309,215 @@ pub const KERNEL: &[(&str, KernelRole)] = &[
     ("sys_mprotect", Map),
     ("sys_pkey_mprotect", Map),
 
+    // kernel/fork.c, kernel/exit.c, fs/exec.c, fs/binfmt_elf.c, mm/memory.c.
+    ("copy_page_range", ForkExit),
+    ("dup_mmap", ForkExit),
+    ("dup_mm", ForkExit),
+    ("copy_mm", ForkExit),
+    ("copy_process", ForkExit),
+    ("kernel_clone", ForkExit),
+    ("_do_fork", ForkExit),
+    ("sys_clone*", ForkExit),
+    ("sys_fork", ForkExit),
+    ("sys_vfork", ForkExit),
+    ("schedule_tail", ForkExit),
+    ("do_exit", ForkExit),
+    ("do_group_exit", ForkExit),
+    ("sys_exit*", ForkExit),
+    ("mmput", ForkExit),
+    ("__mmput", ForkExit),
+    ("do_wait", ForkExit),
+    ("do_wait4", ForkExit),
+    ("kernel_wait4", ForkExit),
+    ("sys_wait*", ForkExit),
+    ("release_task", ForkExit),
+    ("__put_task_struct*", ForkExit),
+    ("delayed_put_task_struct", ForkExit),
+    ("free_task", ForkExit),
+    ("bprm_execve*", ForkExit),
+    ("do_execveat_common*", ForkExit),
+    ("exec_binprm", ForkExit),
+    ("begin_new_exec", ForkExit),
+    ("load_elf_binary", ForkExit),
+    ("load_script", ForkExit),
+    ("load_misc_binary", ForkExit),
+    ("sys_execve*", ForkExit),
+
+    // Sockets and pipes: net/, fs/pipe.c, fs/splice.c, fs/eventfd.c; drivers of virtual machines.
+    ("sock_*", Sockets),
+    ("__sock_*", Sockets),
+    ("____sys_recvmsg", Sockets),
+    ("____sys_sendmsg", Sockets),
+    ("___sys_recvmsg", Sockets),
+    ("___sys_sendmsg", Sockets),
+    ("__sys_accept*", Sockets),
+    ("__sys_connect*", Sockets),
+    ("__sys_recv*", Sockets),
+    ("__sys_send*", Sockets),
+    ("__sys_setsockopt", Sockets),
+    ("__sys_getsockopt", Sockets),
+    ("__sys_shutdown*", Sockets),
+    ("__sys_socket*", Sockets),
+    ("sys_accept*", Sockets),
+    ("sys_bind", Sockets),
+    ("sys_connect", Sockets),
+    ("sys_getsockopt", Sockets),
+    ("sys_listen", Sockets),
+    ("sys_recv*", Sockets),
+    ("sys_sendfile*", Sockets),
+    ("sys_sendm*", Sockets),
+    ("sys_sendto", Sockets),
+    ("sys_setsockopt", Sockets),
+    ("sys_shutdown", Sockets),
+    ("sys_socket*", Sockets),
+    ("tcp_*", Sockets),
+    ("__tcp_*", Sockets),
+    ("udp_*", Sockets),
+    ("__udp*", Sockets),
+    ("inet_*", Sockets),
+    ("inet6_*", Sockets),
+    ("ip_*", Sockets),
+    ("__ip_*", Sockets),
+    ("ip6_*", Sockets),
+    ("unix_*", Sockets),
+    ("__unix_*", Sockets),
+    ("netlink_*", Sockets),
+    ("skb_*", Sockets),
+    ("__skb_*", Sockets),
+    ("__alloc_skb", Sockets),
+    ("kfree_skb*", Sockets),
+    ("__kfree_skb", Sockets),
+    ("consume_skb", Sockets),
+    ("net_rx_action", Sockets),
+    ("net_tx_action", Sockets),
+    ("napi_*", Sockets),
+    ("__napi_*", Sockets),
+    ("netif_*", Sockets),
+    ("__netif_*", Sockets),
+    ("process_backlog", Sockets),
+    ("dev_hard_start_xmit", Sockets),
+    ("__dev_queue_xmit", Sockets),
+    ("sch_direct_xmit", Sockets),
+    ("nf_*", Sockets),
+    ("virtnet_*", Sockets),
+    ("pipe_*", Sockets),
+    ("anon_pipe_*", Sockets),
+    ("fifo_*", Sockets),
+    ("eventfd_*", Sockets),
+    ("splice_*", Sockets),
+    ("do_splice*", Sockets),
+
+    // Files and storage: fs/, block/, io_uring/, drivers.
+    ("vfs_*", FileSystem),
+    ("__vfs_*", FileSystem),
+    ("ksys_read", FileSystem),
+    ("ksys_write", FileSystem),
+    ("ksys_pread64", FileSystem),
+    ("ksys_pwrite64", FileSystem),
+    ("ksys_lseek", FileSystem),
+    ("ksys_fallocate", FileSystem),
+    ("ksys_sync*", FileSystem),
+    ("ksys_readahead", FileSystem),
+    ("do_sys_open*", FileSystem),
+    ("do_filp_open", FileSystem),
+    ("path_*", FileSystem),
+    ("link_path_walk*", FileSystem),
+    ("getname*", FileSystem),
+    ("filename_*", FileSystem),
+    ("do_unlinkat", FileSystem),
+    ("do_mkdirat", FileSystem),
+    ("do_rmdir", FileSystem),
+    ("do_renameat2", FileSystem),
+    ("do_truncate", FileSystem),
+    ("do_fallocate", FileSystem),
+    ("do_fsync", FileSystem),
+    ("do_statx", FileSystem),
+    ("do_readlinkat", FileSystem),
+    ("do_faccessat", FileSystem),
+    ("iterate_dir", FileSystem),
+    ("evict", FileSystem),
+    ("iput", FileSystem),
+    ("dput", FileSystem),
+    ("__fput*", FileSystem),
+    ("fput*", FileSystem),
+    ("filp_close", FileSystem),
+    ("generic_file_*", FileSystem),
+    ("generic_perform_write", FileSystem),
+    ("truncate_*", FileSystem),
+    ("iomap_*", FileSystem),
+    ("ext4_*", FileSystem),
+    ("__ext4_*", FileSystem),
+    ("jbd2_*", FileSystem),
+    ("xfs_*", FileSystem),
+    ("btrfs_*", FileSystem),
+    ("ovl_*", FileSystem),
+    ("nfs_*", FileSystem),
+    ("fuse_*", FileSystem),
+    ("v9fs_*", FileSystem),
+    ("kernfs_*", FileSystem),
+    ("proc_*", FileSystem),
+    ("seq_*", FileSystem),
+    ("page_cache_*", FileSystem),
+    ("readahead_*", FileSystem),
+    ("writeback_*", FileSystem),
+    ("do_writepages", FileSystem),
+    ("submit_bio*", FileSystem),
+    ("blk_*", FileSystem),
+    ("__blk_*", FileSystem),
+    ("nvme_*", FileSystem),
+    ("io_submit_sqes", FileSystem),
+    ("io_issue_sqe", FileSystem),
+    ("sys_io_submit", FileSystem),
+    ("sys_io_getevents", Polling),
+    ("sys_io_pgetevents", Polling),
+    ("sys_io_uring_enter", Polling),
+    ("sys_open*", FileSystem),
+    ("sys_close*", FileSystem),
+    ("sys_read*", FileSystem),
+    ("sys_write*", FileSystem),
+    ("sys_pread*", FileSystem),
+    ("sys_pwrite*", FileSystem),
+    ("sys_lseek", FileSystem),
+    ("sys_fcntl", FileSystem),
+    ("sys_flock", FileSystem),
+    ("sys_fsync", FileSystem),
+    ("sys_fdatasync", FileSystem),
+    ("sys_getdents*", FileSystem),
+    ("sys_stat*", FileSystem),
+    ("sys_new*stat*", FileSystem),
+    ("sys_fstat*", FileSystem),
+    ("sys_access", FileSystem),
+    ("sys_faccessat*", FileSystem),
+    ("sys_unlink*", FileSystem),
+    ("sys_rename*", FileSystem),
+    ("sys_mkdir*", FileSystem),
+    ("sys_ftruncate*", FileSystem),
+    ("sys_fallocate", FileSystem),
+
+    // kernel/sched/, kernel/time/, fs/eventpoll.c, fs/select.c.
+    ("schedule", Switch),
+    ("__schedule", Switch),
+    ("schedule_*", Switch),
+    ("io_schedule*", Switch),
+    ("preempt_schedule*", Switch),
+    ("finish_task_switch*", Switch),
+    ("try_to_wake_up", Switch),
+    ("wake_up_*", Switch),
+    ("__wake_up*", Switch),
+    ("sched_ttwu_pending", Switch),
+    ("ep_*", Polling),
+    ("do_epoll_*", Polling),
+    ("sys_epoll_*", Polling),
+    ("do_sys_poll", Polling),
+    ("do_select", Polling),
+    ("core_sys_select", Polling),
+    ("sys_poll", Polling),
+    ("sys_ppoll", Polling),
+    ("sys_select", Polling),
+    ("sys_pselect6", Polling),
+    ("timerfd_*", Polling),
+    ("sys_timerfd_*", Polling),
+
     // kernel/softirq.c, arch/x86/include/asm/idtentry.h, arch/arm64/kernel/entry-common.c.
     ("asm_sysvec_*", Interrupt),
     ("sysvec_*", Interrupt),
@@ -325,10 +566,12 @@ pub enum KernelLine {
     Class(CostClass),
     /// In a fault, before or after the code that separates first touches from other kinds.
     SomeFault,
-    /// In a fault that is not a first touch.
+    /// In a fault on a swapped page, or in a NUMA hinting fault.
     OtherFault,
-    /// The user stack decides.
-    ByCaller,
+    /// In a write fault on a page that is mapped read-only: zeroing or copying it, if the stack shows that.
+    WriteFault(Option<CostClass>),
+    /// The user stack decides; if it doesn't, this class.
+    ByCaller(CostClass),
 }
 
 /// Whether huge pages for private memory would not change this first touch: it is already of a huge page (mm/huge_memory.c,
@@ -359,12 +602,14 @@ pub fn is_preempted(kernel_symbol: &str) -> bool {
 /// The roles are in stack order, leaf first. None is a function that is not in the table.
 pub fn kernel_line(roles: impl IntoIterator<Item = Option<KernelRole>>) -> KernelLine {
     let mut pending = None;
+    // The class if no function says more.
+    let mut otherwise = CostClass::OtherKernel;
     let mut roles = roles.into_iter().enumerate();
     while let Some((depth, role)) = roles.next() {
         let Some(role) = role else { continue };
         let class = match role {
             Transparent => continue,
-            Zero | Lock | Shootdown => {
+            Zero | CopyPage | Lock | Shootdown => {
                 pending.get_or_insert(role);
                 continue;
             }
@@ -372,9 +617,13 @@ pub fn kernel_line(roles: impl IntoIterator<Item = Option<KernelRole>>) -> Kerne
                 pending = pending.filter(|p| *p != Lock);
                 continue;
             }
-            Entry if depth == 0 => return KernelLine::ByCaller,
+            Switch => {
+                otherwise = CostClass::Scheduling;
+                continue;
+            }
+            Entry if depth == 0 => return KernelLine::ByCaller(CostClass::OtherKernel),
             Entry => continue,
-            ByCaller => return KernelLine::ByCaller,
+            ByCaller => return KernelLine::ByCaller(CostClass::Scheduling),
             Fault => match pending {
                 Some(Zero) => CostClass::Zeroing,
                 Some(Lock) => CostClass::AddressSpaceLock,
@@ -385,26 +634,64 @@ pub fn kernel_line(roles: impl IntoIterator<Item = Option<KernelRole>>) -> Kerne
                 Some(Lock) => CostClass::AddressSpaceLock,
                 _ => return KernelLine::SomeFault,
             },
-            CopyOnWrite if pending == Some(Zero) => CostClass::Zeroing,
-            CopyOnWrite | OtherFault => return KernelLine::OtherFault,
+            CopyOnWrite => {
+                return KernelLine::WriteFault(match pending {
+                    Some(Zero) => Some(CostClass::Zeroing),
+                    Some(CopyPage) => Some(CostClass::CopyOnWrite),
+                    _ => None,
+                });
+            }
+            FileFault => CostClass::FileFault,
+            OtherFault => return KernelLine::OtherFault,
+            // Exec maps the new program.
+            Map if roles.any(|(_, outer)| outer == Some(ForkExit)) => CostClass::ForkExit,
             Map => match pending {
                 Some(Lock) => CostClass::AddressSpaceLock,
                 Some(Shootdown) => CostClass::PageRelease,
                 _ => CostClass::MapCalls,
             },
-            Release if roles.any(|(_, outer)| matches!(outer, Some(Exit | NumaScan))) => {
-                CostClass::OtherKernel
-            }
-            Release => CostClass::PageRelease,
+            Release => match roles.find_map(|(_, outer)| outer.filter(|o| matches!(o, Exit | NumaScan))) {
+                Some(Exit) => CostClass::ForkExit,
+                Some(_) => CostClass::OtherKernel,
+                None => CostClass::PageRelease,
+            },
             // An interrupt for a TLB flush belongs to pages that the thread's own address space released: the flush
             // goes only to CPUs that have the same address space loaded.
             Interrupt if pending == Some(Shootdown) => CostClass::PageRelease,
             Reclaim => CostClass::Reclaim,
-            NumaScan | Exit | Interrupt | Elsewhere => CostClass::OtherKernel,
+            Exit | ForkExit => CostClass::ForkExit,
+            // A fault or reclaim runs code of the file system and of the disk too. An interrupt has nothing to do with
+            // what it interrupts.
+            FileSystem => {
+                let outer =
+                    roles.map_while(|(_, outer)| (outer != Some(Interrupt)).then_some(outer)).flatten();
+                let cause = |role: &KernelRole| {
+                    matches!(role, Reclaim | OtherFault | CopyOnWrite | Fault | FileFault | FaultEntry)
+                };
+                match { outer }.find(cause) {
+                    Some(Reclaim) => CostClass::Reclaim,
+                    Some(OtherFault) => return KernelLine::OtherFault,
+                    Some(Fault) => CostClass::FaultPath,
+                    // A write to a shared page of a file asks its file system (page_mkwrite).
+                    Some(FileFault | CopyOnWrite) => CostClass::FileFault,
+                    Some(_) => return KernelLine::SomeFault,
+                    None => CostClass::FileSystem,
+                }
+            }
+            Sockets => CostClass::Sockets,
+            Polling => CostClass::Scheduling,
+            NumaScan => CostClass::OtherKernel,
+            Interrupt | Elsewhere => otherwise,
         };
         return KernelLine::Class(class);
     }
-    KernelLine::Class(CostClass::OtherKernel)
+    KernelLine::Class(otherwise)
+}
+
+/// What the roles of a kernel stack, leaf first, say about a page fault; None if the stack is not in one.
+pub fn fault_line(roles: impl IntoIterator<Item = Option<KernelRole>> + Clone) -> Option<KernelLine> {
+    let of_fault = |role| matches!(role, Fault | FaultEntry | OtherFault | FileFault | CopyOnWrite);
+    roles.clone().into_iter().flatten().any(of_fault).then(|| kernel_line(roles))
 }
 
 pub fn kernel_role(symbol: &str) -> Option<KernelRole> {
@@ -549,6 +836,8 @@ pub const USER: &[(Scope, &str, UserRole)] = &[
     (Scope::Any, "runtime.sysMmap*", UserRole::MapCall),
     (Scope::Any, "runtime.madvise*", UserRole::MapCall),
     (Scope::Any, "runtime.munmap*", UserRole::MapCall),
+    (Scope::Any, "runtime.memclr*", UserRole::Memory),
+    (Scope::Any, "runtime.memmove*", UserRole::Memory),
     (Scope::Any, "runtime.*", UserRole::Plumbing),
 
     // V8: src/heap.
@@ -1095,6 +1384,32 @@ mod tests {
         {
             assert_eq!(user_role(function, Scope::Any), None, "{function}");
         }
+    }
+
+    #[test]
+    fn write_faults_show_what_they_do_to_the_page() {
+        let line = |stack: &str| kernel_line(stack.split(';').map(kernel_role));
+        for (stack, shown) in [
+            ("clear_page_erms;prep_new_page;do_wp_page;handle_mm_fault", Some(CostClass::Zeroing)),
+            ("copy_mc_fragile;copy_mc_to_kernel;wp_page_copy;do_wp_page", Some(CostClass::CopyOnWrite)),
+            (
+                "__pi_copy_page;copy_highpage;wp_page_copy;do_wp_page;do_mem_abort",
+                Some(CostClass::CopyOnWrite),
+            ),
+            ("_raw_spin_lock;do_wp_page;handle_mm_fault;exc_page_fault", None),
+            ("flush_tlb_mm_range;ptep_clear_flush;do_wp_page;exc_page_fault", None),
+        ] {
+            assert_eq!(line(stack), KernelLine::WriteFault(shown), "{stack}");
+        }
+        // Copies elsewhere are no copies on write.
+        for (stack, class) in [
+            ("rep_movs_alternative;_copy_to_iter;filemap_read;vfs_read", CostClass::FileSystem),
+            ("copy_mc_to_kernel;do_cow_fault;do_fault;exc_page_fault", CostClass::FileFault),
+            ("ext4_mark_inode_dirty;do_wp_page;handle_mm_fault;exc_page_fault", CostClass::FileFault),
+        ] {
+            assert_eq!(line(stack), KernelLine::Class(class), "{stack}");
+        }
+        assert_eq!(line("do_fault;__handle_mm_fault;exc_page_fault"), KernelLine::SomeFault);
     }
 
     #[test]

@@ -193,6 +193,8 @@ pub fn kernel_wait(symbol: &str) -> Option<KernelWait> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UserWait {
     Lock,
+    /// CPython's interpreter lock.
+    Gil,
     /// A condition variable, a semaphore, a parked thread.
     Condition,
     /// A runtime's own function to wait for work: always idle, whatever primitive it uses.
@@ -205,9 +207,9 @@ pub enum UserWait {
 /// primitive's, so a lock anywhere on the stack has priority over a condition.
 #[rustfmt::skip]
 pub const USER_WAITS: &[(&str, UserWait)] = &[
-    ("take_gil", UserWait::Lock),
-    ("PyEval_RestoreThread", UserWait::Lock),
-    ("PyEval_AcquireThread", UserWait::Lock),
+    ("take_gil", UserWait::Gil),
+    ("PyEval_RestoreThread", UserWait::Gil),
+    ("PyEval_AcquireThread", UserWait::Gil),
     ("_PyMutex_Lock*", UserWait::Lock),
     ("PyMutex_Lock*", UserWait::Lock),
     ("ObjectMonitor::enter*", UserWait::Lock),

@@ -64,7 +64,7 @@ pub struct Pressure {
 
 pub const PRESSURE: Pressure = Pressure { reclaim: 0.05, stalled: 0.10, major_faults: 100.0 };
 
-pub const TABLE: [Threshold; 15] = [
+pub const TABLE: [Threshold; 18] = [
     Threshold {
         wall: Wall::CgroupThrottling,
         contributor: 0.01,
@@ -101,6 +101,13 @@ pub const TABLE: [Threshold; 15] = [
         source: "our choice, as for the run queue: a thread had work but could not run",
     },
     Threshold {
+        wall: Wall::Gil,
+        contributor: 0.05,
+        wall_from: 0.20,
+        floor: Floor::PerSecond(0.05),
+        source: "our choice, as for the run queue: a thread had work but could not run",
+    },
+    Threshold {
         wall: Wall::GarbageCollector,
         contributor: 0.05,
         wall_from: 0.15,
@@ -113,6 +120,20 @@ pub const TABLE: [Threshold; 15] = [
         wall_from: 0.15,
         floor: Floor::PerSecond(0.05),
         source: "our choice: 18 % of CPU time in faults and zeroing was seen with a p99 latency of 6 to 31 ms",
+    },
+    Threshold {
+        wall: Wall::Fork,
+        contributor: 0.05,
+        wall_from: 0.15,
+        floor: Floor::PerSecond(0.05),
+        source: "as for first touch: a fault that copies a page costs about as much as one that zeroes it",
+    },
+    Threshold {
+        wall: Wall::FileFault,
+        contributor: 0.05,
+        wall_from: 0.15,
+        floor: Floor::PerSecond(0.05),
+        source: "as for first touch",
     },
     Threshold {
         wall: Wall::MapChurn,

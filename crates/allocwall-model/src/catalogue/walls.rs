@@ -13,8 +13,13 @@ pub enum Wall {
     Waiting,
     /// Threads wait for the application's own locks.
     ApplicationLock,
+    /// Threads wait for CPython's interpreter lock.
+    Gil,
     GarbageCollector,
     FirstTouch,
+    /// Processes start and end, and copy the pages that they share.
+    Fork,
+    FileFault,
     MapChurn,
     AddressSpaceLock,
     Tlb,
@@ -26,14 +31,17 @@ pub enum Wall {
 }
 
 impl Wall {
-    pub const ALL: [Wall; 15] = [
+    pub const ALL: [Wall; 18] = [
         Wall::CgroupThrottling,
         Wall::Steal,
         Wall::RunQueue,
         Wall::Waiting,
         Wall::ApplicationLock,
+        Wall::Gil,
         Wall::GarbageCollector,
         Wall::FirstTouch,
+        Wall::Fork,
+        Wall::FileFault,
         Wall::MapChurn,
         Wall::AddressSpaceLock,
         Wall::Tlb,
@@ -48,9 +56,9 @@ impl Wall {
     pub fn rung(self) -> u8 {
         match self {
             Wall::CgroupThrottling | Wall::Steal | Wall::RunQueue => 1,
-            Wall::Waiting | Wall::ApplicationLock => 2,
+            Wall::Waiting | Wall::ApplicationLock | Wall::Gil => 2,
             Wall::GarbageCollector => 3,
-            Wall::FirstTouch => 4,
+            Wall::FirstTouch | Wall::Fork | Wall::FileFault => 4,
             Wall::MapChurn => 5,
             Wall::AddressSpaceLock => 6,
             Wall::Tlb => 7,
@@ -67,6 +75,8 @@ impl Wall {
         match self {
             Wall::GarbageCollector => &[GarbageCollector],
             Wall::FirstTouch => &[FaultPath, Zeroing],
+            Wall::Fork => &[CopyOnWrite, ForkExit],
+            Wall::FileFault => &[FileFault],
             Wall::MapChurn => &[MapCalls, PageRelease],
             Wall::AddressSpaceLock => &[AddressSpaceLock],
             Wall::CallRate => &[AllocatorCode, RuntimeAllocator],
@@ -81,6 +91,7 @@ impl Wall {
         match self {
             Wall::Waiting => &[WaitClass::Storage],
             Wall::ApplicationLock => &[WaitClass::ApplicationLock],
+            Wall::Gil => &[WaitClass::Gil],
             Wall::AddressSpaceLock => &[WaitClass::AddressSpaceLock],
             Wall::AllocatorContention => &[WaitClass::Allocator],
             _ => &[],
@@ -95,8 +106,11 @@ impl Wall {
             Wall::RunQueue => "run_queue",
             Wall::Waiting => "waiting",
             Wall::ApplicationLock => "application_lock",
+            Wall::Gil => "gil",
             Wall::GarbageCollector => "garbage_collector",
             Wall::FirstTouch => "first_touch",
+            Wall::Fork => "fork",
+            Wall::FileFault => "file_fault",
             Wall::MapChurn => "map_churn",
             Wall::AddressSpaceLock => "address_space_lock",
             Wall::Tlb => "tlb",
@@ -115,8 +129,11 @@ impl Wall {
             Wall::RunQueue => "run-queue wait",
             Wall::Waiting => "waiting, not CPU",
             Wall::ApplicationLock => "application locks",
+            Wall::Gil => "Python's GIL",
             Wall::GarbageCollector => "garbage collector",
             Wall::FirstTouch => "first touch",
+            Wall::Fork => "fork and copy-on-write",
+            Wall::FileFault => "file page faults",
             Wall::MapChurn => "map churn",
             Wall::AddressSpaceLock => "address-space lock",
             Wall::Tlb => "TLB",
@@ -146,11 +163,20 @@ impl Wall {
             Wall::ApplicationLock => {
                 "Threads wait for locks that the program takes itself, outside the allocator. Only a change of its code helps."
             }
+            Wall::Gil => {
+                "CPython has one lock for all of its threads, the global interpreter lock (GIL): only the thread that holds it runs Python code. More threads don't make computing in Python faster; they wait for each other. Long calls of C code release the lock. Several processes, or the free-threaded build of CPython, have no common lock."
+            }
             Wall::GarbageCollector => {
                 "The runtime's garbage collector takes the time. It runs less often if the program allocates less or has a larger heap. Another malloc does not help, because the collector does not use malloc."
             }
             Wall::FirstTouch => {
                 "The first write to a new page enters the kernel, which finds a free page, fills it with zeros and maps it. Programs that return memory to the kernel and get new memory pay this cost each time."
+            }
+            Wall::Fork => {
+                "After a fork, parent and child share all pages. The first write to such a page, by either of them, copies it. The fork itself copies the page tables, and the end of the child frees them, so both grow with the memory of the parent. The line `copy-on-write` has the copies, the line `starting and ending processes` the rest. Threads that start and end are on that line too; without a fork they are no wall."
+            }
+            Wall::FileFault => {
+                "Each first access to a page of a mapped file enters the kernel, which finds the page in the page cache and maps it. The first write to a private page copies it. Programs that map, read and unmap files again and again pay this cost each time. Nothing is allocated there, so no allocator changes it."
             }
             Wall::MapChurn => {
                 "The program maps and unmaps memory, or grows and trims its heap, again and again. Causes: blocks above the mmap threshold, a heap whose top crosses the trim threshold, arenas that shrink. Each unmap also flushes the TLB of every CPU that runs the program."
@@ -165,7 +191,7 @@ impl Wall {
                 "Pages are on another NUMA node than the threads that use them. The counters cover the whole machine, not only the target, so this is reported as a contributor at most."
             }
             Wall::CallRate => {
-                "The program makes many cheap calls of malloc and free; each one is fast. Another allocator saves little. Allocate less: use pools, one arena per request, or parse only the needed parts of a document."
+                "The program makes many cheap calls of malloc and free; each one is fast. Allocate less: use pools, one arena per request, or parse only the needed parts of a document. Another allocator saves little of the calls' own time. But it places blocks elsewhere, and a program that follows pointers can gain much from that; only a trial shows it. If most of this time zeroes or copies blocks, few large blocks can cause it: reuse them."
             }
             Wall::AllocatorCode => {
                 "The allocator's slow paths take the time: it searches, splits and merges blocks, and refills its caches."
