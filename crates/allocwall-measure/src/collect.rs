@@ -5,6 +5,7 @@
 //! CPU time from the target during the measurement.
 
 mod family;
+mod faults;
 mod stacks;
 
 use crate::reading::{Dump, Readers};
@@ -15,6 +16,7 @@ use allocwall_host::proc::ProcFs;
 use allocwall_model::recording::*;
 use allocwall_model::units::Measured;
 use family::Family;
+use faults::{Fault, Faults};
 use stacks::{Compactor, Location, StackTable};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -31,7 +33,7 @@ const UNWOUND_AT_ONCE: usize = 1 << 20;
 
 struct Pending {
     /// The sample or wait of the stack.
-    owner: Owner,
+    holder: Holder,
     image: u32,
     arena: usize,
     stack_bytes: u32,
@@ -45,7 +47,7 @@ impl Pending {
 }
 
 #[derive(Clone, Copy)]
-enum Owner {
+enum Holder {
     Sample(u32),
     Wait(u32),
 }
@@ -57,6 +59,7 @@ pub struct Collector {
     start_ns: u64,
     pub family: Family,
     table: StackTable,
+    faults: Faults,
     samples: Vec<CpuSample>,
     waits: Vec<WaitSample>,
     shipped: Shipped,
@@ -91,6 +94,7 @@ impl Collector {
             start_ns,
             family,
             table,
+            faults: Faults::default(),
             samples: Vec::new(),
             waits: Vec::new(),
             shipped: Shipped::default(),
@@ -170,7 +174,13 @@ impl Collector {
             self.table.leaf_stack(self.family.image(image), ip)
         });
         let index = self.samples.len() as u32;
+        let fault = kernel.and_then(|stack| self.table.fault(stack));
+        if let (Some(source), Some(registers), false) = (fault, raw.registers, raw.narrow) {
+            let origin = self.family.image(image).space.pid;
+            self.faults.add(Fault { sample: index, pid: raw.pid, origin, registers, source });
+        }
         self.samples.push(CpuSample {
+            faulted: fault.map(|_| Owner::Unknown),
             t_ns,
             pid: raw.pid,
             tid: raw.tid,
@@ -184,8 +194,23 @@ impl Collector {
             self.narrow_samples += 1;
         }
         if let Some(registers) = raw.registers {
-            self.defer(Owner::Sample(index), image, &registers, raw.stack);
+            self.defer(Holder::Sample(index), image, &registers, raw.stack);
         }
+    }
+
+    /// Finds out whose memory the latest faults were about.
+    pub fn look_up_faults(&mut self, proc: &ProcFs) {
+        if !proc.is_live() {
+            return;
+        }
+        let (family, samples) = (&self.family, &mut self.samples);
+        self.faults.look_up(
+            proc,
+            |pid| family.runtime(pid),
+            |sample, owner| {
+                samples[sample as usize].faulted = Some(owner);
+            },
+        );
     }
 
     /// A sample of a waiting thread. `registers` and `stack` are present if they could be read.
@@ -205,11 +230,11 @@ impl Collector {
         });
         self.waits.push(WaitSample { kernel, user: leaf, ..wait });
         if let Some((registers, stack)) = user {
-            self.defer(Owner::Wait(index), image, &registers, stack);
+            self.defer(Holder::Wait(index), image, &registers, stack);
         }
     }
 
-    fn defer(&mut self, owner: Owner, image: u32, registers: &Registers, stack: &[u8]) {
+    fn defer(&mut self, holder: Holder, image: u32, registers: &Registers, stack: &[u8]) {
         if self.arena.len() + stack.len() > ARENA_LIMIT {
             // Stacks that are unwound now must also be named now.
             self.family.open_perf_maps();
@@ -218,7 +243,7 @@ impl Collector {
         let arena = self.arena.len();
         registers.iter().for_each(|r| self.arena.extend_from_slice(&r.to_ne_bytes()));
         self.arena.extend_from_slice(stack);
-        self.pending.push(Pending { owner, image, arena, stack_bytes: stack.len() as u32 });
+        self.pending.push(Pending { holder, image, arena, stack_bytes: stack.len() as u32 });
     }
 
     fn unwind_pending(&mut self) {
@@ -264,9 +289,9 @@ impl Collector {
                     // The callers are unknown if no stack was read.
                     complete: !unwound.truncated && item.stack_bytes > 0,
                 }));
-                match item.owner {
-                    Owner::Sample(index) => self.samples[index as usize].user = stack,
-                    Owner::Wait(index) => self.waits[index as usize].user = stack,
+                match item.holder {
+                    Holder::Sample(index) => self.samples[index as usize].user = stack,
+                    Holder::Wait(index) => self.waits[index as usize].user = stack,
                 }
             }
         }
@@ -357,6 +382,7 @@ impl Collector {
     /// The data since the last batch.
     pub fn batch(&mut self) -> crate::file::Batch {
         self.let_go(clock::monotonic_ns());
+        self.faults.forget();
         let batch = crate::file::Batch {
             frames: self.table.frames.list[self.shipped.frames..].to_vec(),
             stacks: self.table.stacks.list[self.shipped.stacks..].to_vec(),
@@ -607,7 +633,7 @@ mod tests {
         };
         let full = |c: &mut Collector| {
             c.arena.resize(ARENA_LIMIT, 0);
-            c.defer(Owner::Sample(0), 0, &[0; REGISTERS], &[0; 8]);
+            c.defer(Holder::Sample(0), 0, &[0; REGISTERS], &[0; 8]);
             c.pending.clear();
         };
         for written in ["first", "second"] {

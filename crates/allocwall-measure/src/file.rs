@@ -97,6 +97,10 @@ pub struct Tail {
     #[serde(deserialize_with = "allocwall_model::room::charged")]
     pub neighbours: Vec<Neighbour>,
     pub heap: Measured<HeapView>,
+    #[serde(deserialize_with = "allocwall_model::room::charged")]
+    pub accounts: Vec<RuntimeAccount>,
+    #[serde(deserialize_with = "allocwall_model::room::charged")]
+    pub collecting: Vec<Collecting>,
     /// These replace all frames and stacks; the samples of the batches follow in order.
     #[serde(deserialize_with = "allocwall_model::room::charged")]
     pub frames: Vec<Frame>,
@@ -384,6 +388,8 @@ fn assemble(head: Head, batches: Vec<Batch>, tail: Option<Tail>) -> std::result:
         counts: Vec::new(),
         neighbours: Vec::new(),
         heap: Err(cut_off()),
+        accounts: Vec::new(),
+        collecting: Vec::new(),
     };
     for batch in batches {
         recording.frames.extend(batch.frames);
@@ -418,6 +424,8 @@ fn assemble(head: Head, batches: Vec<Batch>, tail: Option<Tail>) -> std::result:
     recording.counts = tail.counts;
     recording.neighbours = tail.neighbours;
     recording.heap = tail.heap;
+    recording.accounts = tail.accounts;
+    recording.collecting = tail.collecting;
     recording.frames = tail.frames;
     recording.stacks = tail.stacks;
     Ok(recording)
@@ -480,6 +488,11 @@ fn validate(r: &Recording) -> std::result::Result<(), String> {
     if let Ok(heap) = &r.heap {
         ok(sane(&heap.live_bytes) && sane(&heap.free_bytes), "heap")?;
     }
+    few(r.accounts.len() <= PROCESSES_LIMIT, "accounts")?;
+    let figures = r.accounts.iter().flat_map(|a| [&a.stopped_ns, &a.collector_cpu_ns, &a.allocated_bytes]);
+    ok(figures.flatten().all(|figure| sane(&figure.value)), "accounts")?;
+    ok(r.accounts.iter().all(|a| a.over_ns <= DAY_NS), "accounts")?;
+    ok(r.collecting.iter().all(|span| span.from_ns <= span.to_ns && span.to_ns <= DAY_NS), "collections")?;
     ok(r.counts.iter().all(|c| c.over_ns <= DAY_NS), "counts")
 }
 

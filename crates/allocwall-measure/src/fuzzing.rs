@@ -1,18 +1,24 @@
 //! The readers of untrusted bytes in this crate, by name, for fuzzing.
 
+use crate::accounts::{cpython, go, jvm};
 use crate::reading::Readers;
 use crate::target::{self, AddressSpace, Modules};
 use crate::unwind::{self, Cache, Tables, Unwinder, Unwound};
-use crate::{heap, symbols};
+use crate::{heap, resident, symbols};
 use allocwall_host::fuzzing::{self as host, Reader, nameless, piece, reader, word};
 use allocwall_host::{installed, maps};
 
 pub const READERS: &[Reader] = &[
+    reader("cpython", cpython::read_bytes, 4096),
     reader("demangle", demangle, 2048),
     reader("elf", elf_file, 16 << 10),
+    reader("go", go::read_bytes, 8192),
     reader("heap", heap_walk, 2048),
+    reader("hsperfdata", jvm::read_counters, 4096),
+    reader("jvm", jvm::read_memory, 8192),
     reader("maps", proc_maps, 4096),
     reader("perf_map", perf_map, 2048),
+    reader("resident", resident::read_bytes, 8192),
     reader("unwind", unwind, 4096),
     reader("versions", versions, 2048),
 ];

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod accounts;
 pub mod calibrate;
 mod collect;
 mod counts;
@@ -11,9 +12,11 @@ pub mod fuzzing;
 mod groups;
 pub(crate) mod heap;
 pub mod malloc_range;
+mod memory_kinds;
 pub mod python;
 pub mod reading;
 pub mod record;
+pub mod resident;
 pub(crate) mod symbols;
 pub mod target;
 mod ticks;

@@ -21,6 +21,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use window::Window;
 
+pub(crate) use attach::{may_measure, refuse_foreign_proc};
 pub(crate) use probes::full;
 
 pub const DEFAULT_WINDOW: Duration = Duration::from_secs(15);

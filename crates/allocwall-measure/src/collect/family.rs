@@ -128,6 +128,12 @@ impl Family {
         self.members.get(&pid).map(|member| member.image)
     }
 
+    /// The runtime of a process, if it is known.
+    pub fn runtime(&self, pid: i32) -> Option<&Runtime> {
+        let at = *self.listing.index.get(&pid)?;
+        self.listing.processes[at].runtime.as_ref().ok()
+    }
+
     pub fn image(&self, index: u32) -> &Image {
         &self.images.list[index as usize]
     }

@@ -1,12 +1,19 @@
 //! Frames and stacks, each kept once, and the names of functions.
 
 use super::family::Image;
+use super::faults::Source;
 use crate::symbols::KernelNames;
 use crate::target::Modules;
+use allocwall_model::catalogue::cost::CostClass;
+use allocwall_model::catalogue::symbols::{self, KernelLine, KernelRole};
 use allocwall_model::recording::{Frame, ModuleRole, STACK_DEPTH, Stack};
 use std::collections::HashMap;
 
 const FRAMES_LIMIT: usize = 32 << 20;
+
+/// Functions of system calls that copy from or to one buffer, their second argument: fs/read_write.c, net/socket.c.
+const COPIES_A_BUFFER: [&str; 6] =
+    ["vfs_read", "vfs_write", "__sys_sendto", "__sys_recvfrom", "ksys_read", "ksys_write"];
 
 /// The location of an address of the target.
 pub enum Location {
@@ -23,6 +30,8 @@ pub struct StackTable {
     pub stacks: Interner<Stack>,
     kernel_frames: HashMap<u64, u32>,
     kernel_chains: HashMap<Vec<u64>, u32>,
+    /// How the address of a fault can be found, by kernel stack; None for a stack that is not in a fault.
+    faults: HashMap<u32, Option<Source>>,
     named_frames: HashMap<(u32, u64), u32>,
 }
 
@@ -36,6 +45,7 @@ impl StackTable {
             stacks: Interner::default(),
             kernel_frames: HashMap::new(),
             kernel_chains: HashMap::new(),
+            faults: HashMap::new(),
             named_frames: HashMap::new(),
         }
     }
@@ -77,6 +87,27 @@ impl StackTable {
         let stack = self.stacks.id(Stack { frames, complete: true });
         self.kernel_chains.insert(chain.to_vec(), stack);
         stack
+    }
+
+    /// Whether a kernel stack is in a page fault, and how the address of that fault can be found.
+    pub fn fault(&mut self, stack: u32) -> Option<Source> {
+        if let Some(known) = self.faults.get(&stack) {
+            return *known;
+        }
+        let frames = &self.stacks.list[stack as usize].frames;
+        let names = || frames.iter().filter_map(|frame| self.frames.list[*frame as usize].symbol.as_deref());
+        let roles = frames
+            .iter()
+            .map(|frame| self.frames.list[*frame as usize].symbol.as_deref().and_then(symbols::kernel_role));
+        let in_call = roles.clone().any(|role| role == Some(KernelRole::Entry));
+        let source = symbols::fault_line(roles).map(|line| match line {
+            _ if names().any(|name| COPIES_A_BUFFER.contains(&name)) => Source::Buffer,
+            _ if in_call => Source::Unknown,
+            KernelLine::Class(CostClass::FileFault) => Source::Read,
+            _ => Source::Written,
+        });
+        self.faults.insert(stack, source);
+        source
     }
 
     fn kernel_frame(&mut self, address: u64) -> u32 {

@@ -65,7 +65,16 @@ fn batch() -> Batch {
     Batch {
         frames: vec![frame("leaf")],
         stacks: vec![stack(&[0])],
-        samples: vec![CpuSample { t_ns: 5, pid: 7, tid: 7, cpu: 1, kernel: None, user: Some(0), deep: true }],
+        samples: vec![CpuSample {
+            t_ns: 5,
+            pid: 7,
+            tid: 7,
+            cpu: 1,
+            kernel: None,
+            user: Some(0),
+            deep: true,
+            faulted: Some(Owner::Heap),
+        }],
         waits: vec![WaitSample {
             t_ns: 6,
             pid: 7,
@@ -73,6 +82,7 @@ fn batch() -> Batch {
             weight_ns: 9,
             state: 'S',
             syscall: Some(202),
+            python_lock: Some(true),
             kernel: Some(0),
             user: None,
         }],
@@ -105,6 +115,16 @@ fn tail() -> Tail {
             live_bytes: Interval::exact(1.0),
             free_bytes: Interval::exact(2.0),
         }),
+        accounts: vec![RuntimeAccount {
+            pid: 7,
+            method: "m".into(),
+            over_ns: 9,
+            stopped_ns: Ok(Figure { value: Interval::exact(3.0), sampled: true }),
+            collections: Ok(2),
+            collector_cpu_ns: Err(Absence::new(Reason::NotSupported, "none")),
+            allocated_bytes: Ok(Figure { value: Interval::exact(5.0), sampled: false }),
+        }],
+        collecting: vec![Collecting { pid: 7, from_ns: 1, to_ns: 2 }],
         frames: vec![frame("leaf"), frame("main")],
         stacks: vec![stack(&[0, 1])],
         sample_stacks: vec![(None, Some(0))],
@@ -150,6 +170,7 @@ fn every_part_comes_back_as_it_was() {
         (tail.probes, tail.threads, tail.counts, tail.neighbours)
     );
     assert_eq!(r.heap, tail.heap);
+    assert_eq!((&r.accounts, &r.collecting), (&tail.accounts, &tail.collecting));
     assert_eq!((r.frames, r.stacks), (tail.frames, tail.stacks));
     assert_eq!(r.samples, batch.samples);
     assert_eq!(r.waits, batch.waits);

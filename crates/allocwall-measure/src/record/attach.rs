@@ -107,6 +107,7 @@ impl Attached {
         if let Ok(clocks) = &mut self.sampling.clocks {
             let collector = &mut self.collector;
             clocks.drain(last, &mut |time, event| collector.take(time, event));
+            collector.look_up_faults(&self.proc);
         }
     }
 }
@@ -270,7 +271,7 @@ fn living_threads(proc: &ProcFs, pid: i32) -> Vec<i32> {
 
 /// Process numbers in /proc are those of the PID namespace that it was mounted in. In another namespace than
 /// allocwall's own, each number would mean one process in /proc and another one in system calls.
-fn refuse_foreign_proc(proc: &ProcFs) -> Result<()> {
+pub(crate) fn refuse_foreign_proc(proc: &ProcFs) -> Result<()> {
     let foreign = match proc.own_status() {
         // One number for each namespace, from /proc's own down to that of this program (NSpid,
         // proc_pid_status(5)).
@@ -287,7 +288,8 @@ fn refuse_foreign_proc(proc: &ProcFs) -> Result<()> {
     }
 }
 
-fn may_measure(proc: &ProcFs, pid: i32) -> Result<()> {
+/// Whether the process exists, has memory, and may be read.
+pub(crate) fn may_measure(proc: &ProcFs, pid: i32) -> Result<()> {
     if pid <= 0 || !proc.exists(pid) {
         return Err(Error::NoSuchProcess(pid));
     }

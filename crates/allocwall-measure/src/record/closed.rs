@@ -41,6 +41,7 @@ impl Closed {
         let mut probes = probes::of(&mut target, &readings, counted, resident);
         probes.extend(stopped.map(|absence| Probe::new(ProbeName::Stopped, ProbeState::Partial(absence))));
         probes.extend(python);
+        let (accounts, collecting) = readings.accounts.finish();
         let collected = target.collector.finish(meta.sample_period_ns);
         meta.lost_records = collected.lost;
         writer.write(&Part::Tail(Box::new(Tail {
@@ -52,6 +53,8 @@ impl Closed {
             counts,
             neighbours: collected.neighbours,
             heap,
+            accounts,
+            collecting,
             frames: collected.frames,
             stacks: collected.stacks,
             sample_stacks: collected.sample_stacks,

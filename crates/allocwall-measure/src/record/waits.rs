@@ -1,6 +1,7 @@
 //! Samples the target's threads at random times. The share of samples that find a thread waiting for something
 //! is the share of time that it waits for it. The cost is bounded, however often the threads switch.
 
+use crate::accounts::PythonLocks;
 use crate::collect::Collector;
 use crate::unwind;
 use allocwall_host::clock;
@@ -10,6 +11,7 @@ use allocwall_host::threads::{Blocked, MemoryReader, ThreadReader, ThreadState};
 use allocwall_model::recording::{ProbeState, WaitSample};
 use allocwall_model::units::{Absence, Reason};
 use std::collections::HashMap;
+use std::ops::Range;
 
 /// Samples of threads per second, all threads together: 15 to 60 µs each.
 const SAMPLES_A_SECOND: u32 = 250;
@@ -93,6 +95,7 @@ impl WaitSampler {
         &mut self,
         proc: &ProcFs,
         pids: &[i32],
+        python_locks: &PythonLocks,
         collector: &mut Collector,
         start: u64,
         last_round: bool,
@@ -121,7 +124,8 @@ impl WaitSampler {
             }
             // Each sample represents the time since the last one of its thread.
             let weight_ns = known.map_or(since_last, |known| now - known.at_ns);
-            self.sample_thread(proc, (pid, tid), now, (now - start, weight_ns), collector);
+            let python_lock = python_locks.get(&pid);
+            self.sample_thread(proc, (pid, tid), python_lock, now, (now - start, weight_ns), collector);
         }
     }
 
@@ -143,6 +147,7 @@ impl WaitSampler {
         &mut self,
         proc: &ProcFs,
         (pid, tid): (i32, i32),
+        python_lock: Option<&Range<u64>>,
         now: u64,
         (t_ns, weight_ns): (u64, u64),
         collector: &mut Collector,
@@ -174,6 +179,7 @@ impl WaitSampler {
                 weight_ns,
                 state: blocked.state,
                 syscall: blocked.syscall,
+                python_lock: python_lock.zip(blocked.argument).map(|(lock, address)| lock.contains(&address)),
                 kernel: None,
                 user: None,
             };

@@ -4,6 +4,7 @@ use super::Request;
 use super::attach::Attached;
 use super::closed::{self, Closed};
 use super::waits::WaitSampler;
+use crate::accounts::Accounts;
 use crate::counts::{self, Counting};
 use crate::file::{Batch, Head, Part, Writer};
 use crate::python::Pythons;
@@ -21,6 +22,9 @@ const DRAIN_EVERY: Duration = Duration::from_millis(50);
 const TOGETHER: Duration = Duration::from_millis(10);
 const TICK_EVERY: Duration = Duration::from_millis(250);
 const BATCH_EVERY: Duration = Duration::from_secs(1);
+/// A sample of a collector is taken up to this time later than it is due, by chance: nothing that the target does regularly
+/// may run in step with the samples.
+const SAMPLE_LATE_NS: u64 = 2_000_000;
 const PYTHON_EVERY: Duration = Duration::from_millis(100);
 /// The most reads of Python's stacks in a window; one read gives a kilobyte per thread.
 const PYTHON_READS: u32 = 4000;
@@ -44,6 +48,7 @@ pub struct Readings {
     pub threads: ThreadClock,
     pub waits: WaitSampler,
     pythons: Pythons,
+    pub accounts: Accounts,
     new_ticks: Vec<Tick>,
     new_python: Vec<PythonSample>,
 }
@@ -105,7 +110,8 @@ impl Window {
             }
             if due.wait.passed(now, Duration::from_nanos(self.readings.waits.next_in())) {
                 let (proc, collector) = (&self.target.proc, &mut self.target.collector);
-                self.readings.waits.sample(proc, &self.pids, collector, start, false);
+                let locks = self.readings.accounts.python_locks();
+                self.readings.waits.sample(proc, &self.pids, &locks, collector, start, false);
             }
             if due.tick.passed(soon, TICK_EVERY) {
                 if !self.tick(t_ns) {
@@ -117,10 +123,15 @@ impl Window {
             if due.python.passed(soon, self.python_every) {
                 self.readings.pythons.read(t_ns, &mut self.readings.new_python);
             }
+            if self.readings.accounts.next_sample_ns().is_some_and(|at| at + due.late_ns <= now) {
+                self.readings.accounts.sample();
+                due.vary();
+            }
             if due.batch.passed(now, BATCH_EVERY) {
                 self.end_batch(t_ns);
             }
-            clock::sleep_until(due.next().min(start + length));
+            let sample = self.readings.accounts.next_sample_ns().map_or(u64::MAX, |at| at + due.late_ns);
+            clock::sleep_until(due.next().min(sample).min(start + length));
         }
     }
 
@@ -133,6 +144,7 @@ impl Window {
         self.counting.follow(&self.pids);
         self.readings.tick(&mut self.target, &self.pids, t_ns, false);
         self.readings.follow_pythons(&self.target, &self.pids);
+        self.readings.accounts.tick(&self.pids);
         true
     }
 
@@ -173,8 +185,11 @@ impl Window {
             self.meta.window_ns = exit_ns.clamp(start_ns + 1, end_ns) - start_ns;
         } else {
             let t_ns = self.meta.window_ns;
+            // First, because the threads that read them take their own time, and the steps below take longer.
+            self.readings.accounts.tick(&self.pids);
             let (proc, collector) = (&self.target.proc, &mut self.target.collector);
-            self.readings.waits.sample(proc, &self.pids, collector, start_ns, true);
+            let locks = self.readings.accounts.python_locks();
+            self.readings.waits.sample(proc, &self.pids, &locks, collector, start_ns, true);
             resident = self.readings.tick(&mut self.target, &self.pids, t_ns, true);
             self.readings.threads.close(&self.target.proc, &self.pids, t_ns);
         }
@@ -225,6 +240,7 @@ impl Readings {
             threads: ThreadClock::default(),
             waits: WaitSampler::new(start),
             pythons: Pythons::new(readers, start),
+            accounts: Accounts::new(start),
             new_ticks: Vec::new(),
             new_python: Vec::new(),
         }
@@ -255,7 +271,9 @@ impl Readings {
 
     fn follow_pythons(&mut self, target: &Attached, pids: &[i32]) {
         if target.proc.is_live() {
-            self.pythons.follow(&target.collector.family.listing.processes, pids);
+            let processes = &target.collector.family.listing.processes;
+            self.pythons.follow(processes, pids);
+            self.accounts.follow(&target.proc, processes, pids);
         }
     }
 }
@@ -280,6 +298,9 @@ struct Due {
     tick: Timer,
     python: Timer,
     batch: Timer,
+    /// How late the next sample of a collector is taken.
+    late_ns: u64,
+    random: u64,
 }
 
 impl Due {
@@ -291,7 +312,19 @@ impl Due {
             tick: first(TICK_EVERY),
             python: first(PYTHON_EVERY),
             batch: first(BATCH_EVERY),
+            late_ns: 0,
+            // Any odd seed works; it only has to be independent of the target.
+            random: start | 1,
         }
+    }
+
+    /// Draws the delay of the next sample of a collector.
+    fn vary(&mut self) {
+        // xorshift64 (Marsaglia 2003).
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.late_ns = self.random % SAMPLE_LATE_NS;
     }
 
     fn next(&self) -> u64 {
@@ -300,5 +333,28 @@ impl Due {
             .map(|t| t.0)
             .min()
             .unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_of_a_collector_have_no_fixed_rhythm() {
+        let mut due = Due::new(12_345);
+        let late: Vec<u64> = (0..1000)
+            .map(|_| {
+                due.vary();
+                due.late_ns
+            })
+            .collect();
+        let mean = late.iter().sum::<u64>() / 1000;
+        assert!((SAMPLE_LATE_NS * 9 / 20..SAMPLE_LATE_NS * 11 / 20).contains(&mean), "{mean}");
+        for part in 0..8 {
+            let range = SAMPLE_LATE_NS * part / 8..SAMPLE_LATE_NS * (part + 1) / 8;
+            let count = late.iter().filter(|ns| range.contains(*ns)).count();
+            assert!((80..175).contains(&count), "{range:?}: {count}");
+        }
     }
 }

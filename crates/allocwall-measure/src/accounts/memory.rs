@@ -1,0 +1,299 @@
+//! The memory and the files of a target, read without changing the target. Both may make the reader wait: a page or a file may
+//! belong to a server that never answers (FUSE, NFS). So everything here runs in the thread of one account.
+
+use allocwall_host::file;
+use allocwall_host::maps::{self, Mapping};
+use allocwall_host::proc::ProcFs;
+use allocwall_host::rights::run_as_root;
+use allocwall_model::units::{Absence, Measured, Reason};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::time::{Duration, Instant};
+
+/// The smallest page. The state of larger pages is that of each part.
+pub(super) const PAGE: u64 = 4096;
+
+/// Reads of one process take at most this time, and this part of the time since the first one.
+const WAITED: Duration = Duration::from_millis(200);
+const WAITED_PART: u32 = 10;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Page {
+    Resident,
+    /// Never touched: if it belongs to no file, its bytes are zero.
+    Untouched,
+    /// In swap, or it could not be found out.
+    Unknown,
+}
+
+/// Where the readers get the target's memory from: a process, or bytes in a test.
+pub(super) trait Memory {
+    /// All of these bytes. None if one of them is not resident, or does not exist.
+    fn bytes(&mut self, address: u64, length: usize) -> Option<Vec<u8>>;
+
+    /// The states of the pages from `start` on.
+    fn pages(&mut self, _start: u64, count: usize) -> Vec<Page> {
+        vec![Page::Resident; count]
+    }
+}
+
+/// The memory of a process. Only pages that are resident are read: a read of another page would make one, or wait for the
+/// server of a file.
+pub(super) struct Live {
+    pid: i32,
+    proc: ProcFs,
+    files: Measured<Files>,
+    began: Instant,
+    waited: Duration,
+}
+
+/// They belong to the program that ran when they were opened. After its end, or execve, they contain nothing.
+struct Files {
+    memory: File,
+    pagemap: File,
+    page_bytes: u64,
+}
+
+impl Live {
+    pub(super) fn of(proc: &ProcFs, pid: i32) -> Live {
+        let files = Files::open(proc, pid);
+        Live { pid, proc: proc.clone(), files, began: Instant::now(), waited: Duration::ZERO }
+    }
+
+    /// Why nothing can be read: it is not permitted, or the reads so far took too long.
+    pub(super) fn failure(&self) -> Option<Absence> {
+        self.files.as_ref().err().cloned()
+    }
+
+    /// Why the last read gave nothing.
+    pub(super) fn refused(&self) -> Absence {
+        let pid = self.pid;
+        self.failure().unwrap_or_else(|| match lives(&self.proc, pid) {
+            true => Absence::new(
+                Reason::NotFound,
+                format!("memory of process {pid} was not read: it is not resident, or does not exist"),
+            ),
+            false => Absence::new(Reason::Vanished, format!("process {pid} has ended")),
+        })
+    }
+
+    /// The resident part of these bytes, from the first one on.
+    pub(super) fn prefix(&mut self, address: u64, length: usize) -> Option<Vec<u8>> {
+        self.timed(|files| files.prefix(address, length)).filter(|bytes| !bytes.is_empty())
+    }
+
+    fn timed<T>(&mut self, read: impl FnOnce(&Files) -> Option<T>) -> Option<T> {
+        let started = Instant::now();
+        let read = read(self.files.as_ref().ok()?);
+        self.waited += started.elapsed();
+        if self.waited > WAITED + self.began.elapsed() / WAITED_PART {
+            let detail =
+                format!("reading the memory of process {} took {} ms", self.pid, self.waited.as_millis());
+            self.files = Err(Absence::new(Reason::TooCostly, detail));
+        }
+        read
+    }
+}
+
+impl Memory for Live {
+    fn bytes(&mut self, address: u64, length: usize) -> Option<Vec<u8>> {
+        self.prefix(address, length).filter(|bytes| bytes.len() == length)
+    }
+
+    fn pages(&mut self, start: u64, count: usize) -> Vec<Page> {
+        self.timed(|files| files.pages(start, count).ok()).unwrap_or_else(|| vec![Page::Unknown; count])
+    }
+}
+
+impl Files {
+    fn open(proc: &ProcFs, pid: i32) -> Measured<Files> {
+        if !proc.is_live() {
+            return Err(Absence::new(Reason::NotApplicable, "a copy of /proc contains no memory"));
+        }
+        let folder = proc.root().join(proc.living_thread(pid).to_string());
+        let open = |name: &str| {
+            let path = folder.join(name);
+            File::open(&path).map_err(|error| {
+                let absence = file::absence_of(&path, &error);
+                match absence.reason {
+                    Reason::NotPermitted => {
+                        absence.mend(run_as_root()).mend("run as the owner of the process")
+                    }
+                    _ => absence,
+                }
+            })
+        };
+        Ok(Files { memory: open("mem")?, pagemap: open("pagemap")?, page_bytes: proc.page_bytes().max(PAGE) })
+    }
+
+    /// Documentation/admin-guide/mm/pagemap.rst: one word per page; bit 63 means present, bit 62 swapped.
+    fn pages(&self, start: u64, count: usize) -> io::Result<Vec<Page>> {
+        let page = |nth: u64| start.saturating_add(nth.saturating_mul(PAGE)) / self.page_bytes;
+        let (first, last) = (page(0), page((count as u64).saturating_sub(1)));
+        let mut words = vec![0; 8 * (last - first + 1) as usize];
+        self.pagemap.read_exact_at(&mut words, first * 8)?;
+        let state = |nth: u64| match words[8 * (page(nth) - first) as usize + 7] & 0xc0 {
+            0 => Page::Untouched,
+            0x40 => Page::Unknown,
+            _ => Page::Resident,
+        };
+        Ok((0..count as u64).map(state).collect())
+    }
+
+    fn prefix(&self, address: u64, length: usize) -> Option<Vec<u8>> {
+        let end = address.checked_add(length as u64)?;
+        let first = address & !(PAGE - 1);
+        let pages = self.pages(first, (end - first).div_ceil(PAGE) as usize).ok()?;
+        let resident = pages.iter().take_while(|page| **page == Page::Resident).count();
+        let readable = first.saturating_add(resident as u64 * PAGE).min(end);
+        let mut bytes = vec![0; readable.checked_sub(address)? as usize];
+        let read = fill(&self.memory, &mut bytes, address).ok()?;
+        bytes.truncate(read);
+        Some(bytes)
+    }
+}
+
+/// Reads until the buffer is full or nothing follows, and returns the number of bytes.
+pub(super) fn fill(file: &File, buffer: &mut [u8], at: u64) -> io::Result<usize> {
+    let mut have = 0;
+    while have < buffer.len() {
+        match file.read_at(&mut buffer[have..], at + have as u64) {
+            Ok(0) => break,
+            Ok(count) => have += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if have == 0 => return Err(error),
+            Err(_) => break,
+        }
+    }
+    Ok(have)
+}
+
+/// Whether a process can still run. A leader may end before its threads: then it is a zombie with living threads.
+pub(super) fn lives(proc: &ProcFs, pid: i32) -> bool {
+    let ended = proc.process_stat(pid).is_ok_and(|stat| stat.ended() && stat.threads <= 1);
+    proc.exists(pid) && !ended
+}
+
+/// One file at a time: a hostile one takes as much memory as `ElfFile` allows. An error if the file before is not read
+/// within some seconds.
+pub(super) fn turn() -> Measured<MutexGuard<'static, ()>> {
+    static TURN: Mutex<()> = Mutex::new(());
+    let patience = Instant::now() + Duration::from_secs(5);
+    loop {
+        match TURN.try_lock() {
+            Ok(turn) => return Ok(turn),
+            Err(TryLockError::Poisoned(turn)) => return Ok(turn.into_inner()),
+            Err(TryLockError::WouldBlock) if Instant::now() < patience => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Err(TryLockError::WouldBlock) => {
+                let detail = "a file of another process could not be read within 5 seconds";
+                return Err(Absence::new(Reason::TooCostly, detail));
+            }
+        }
+    }
+}
+
+/// The file of the first executable mapping that `keep` selects, and that mapping.
+pub(super) fn code_of(
+    proc: &ProcFs,
+    thread: i32,
+    what: &str,
+    keep: impl Fn(&Mapping) -> bool,
+) -> Measured<(File, Mapping)> {
+    let kept = proc.maps(thread, |mapping| mapping.perms.execute && mapping.is_file() && keep(mapping))?;
+    let Some(mapping) = kept.mappings.into_iter().next() else {
+        return Err(Absence::new(Reason::NotFound, format!("process {thread} has not mapped {what}")));
+    };
+    let file = maps::open(proc.root(), thread, &mapping)?;
+    Ok((file, mapping))
+}
+
+pub(super) fn word(bytes: &[u8], at: usize) -> Option<u64> {
+    let bytes = bytes.get(at..at.checked_add(8)?)?;
+    Some(u64::from_le_bytes(bytes.try_into().ok()?))
+}
+
+/// A word of the target's memory.
+pub(super) fn word_at(memory: &mut dyn Memory, address: u64) -> Option<u64> {
+    word(&memory.bytes(address, 8)?, 0)
+}
+
+/// Memory from one address on.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(super) struct Bytes {
+    pub(super) at: u64,
+    pub(super) bytes: Vec<u8>,
+}
+
+#[cfg(any(test, feature = "fuzzing"))]
+impl Memory for Bytes {
+    fn bytes(&mut self, address: u64, length: usize) -> Option<Vec<u8>> {
+        let from = usize::try_from(address.checked_sub(self.at)?).ok()?;
+        Some(self.bytes.get(from..from.checked_add(length)?)?.to_vec())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_resident_memory_of_this_process_is_read() {
+        use allocwall_host::memory::AnonymousMapping;
+        let mut live = Live::of(&ProcFs::live(), std::process::id() as i32);
+        let page = PAGE as usize;
+        let mut mapping = AnonymousMapping::plain(4 * page).unwrap();
+        let start = mapping.bytes().as_ptr() as u64;
+        mapping.bytes()[..page + 8].fill(7);
+        // A larger page makes all four resident.
+        let states = live.pages(start, 4);
+        if states != [Page::Resident, Page::Resident, Page::Untouched, Page::Untouched] {
+            println!("skipped: this kernel does not show pages of 4 KiB: {states:?}");
+            return;
+        }
+        assert_eq!(live.bytes(start + 8, page), Some(vec![7; page]));
+        assert_eq!(live.bytes(start + PAGE, 2 * page), None);
+        assert_eq!(live.prefix(start + 8, 4 * page).map(|bytes| bytes.len()), Some(2 * page - 8));
+        assert_eq!(live.prefix(start + 2 * PAGE, 8), None);
+        assert_eq!(live.refused().reason, Reason::NotFound);
+        // The reads made no pages.
+        assert_eq!(live.pages(start, 4), states);
+        for wrong in [0, 1 << 47, u64::MAX - 100, u64::MAX] {
+            assert_eq!((live.bytes(wrong, 8), live.prefix(wrong, 64)), (None, None), "{wrong:x}");
+        }
+        assert_eq!(live.pages(u64::MAX - 7, 3), [Page::Unknown; 3]);
+    }
+
+    #[test]
+    fn a_process_whose_memory_takes_too_long_is_not_read_further() {
+        let mut live = Live::of(&ProcFs::live(), std::process::id() as i32);
+        let value = [7u8; 64];
+        let at = value.as_ptr() as u64;
+        assert_eq!(live.bytes(at, 64), Some(value.to_vec()));
+        live.timed(|_| {
+            std::thread::sleep(WAITED + Duration::from_millis(100));
+            Some(())
+        });
+        assert_eq!(live.failure().map(|absence| absence.reason), Some(Reason::TooCostly));
+        assert_eq!((live.bytes(at, 64), live.pages(at, 1)), (None, vec![Page::Unknown]));
+        assert_eq!(live.refused().reason, Reason::TooCostly);
+    }
+
+    #[test]
+    fn a_process_that_ended_has_no_memory() {
+        let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
+        let pid = child.id() as i32;
+        let mut live = Live::of(&ProcFs::live(), pid);
+        assert!(lives(&ProcFs::live(), pid) && live.failure().is_none());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!lives(&ProcFs::live(), pid));
+        assert_eq!((live.bytes(1 << 20, 8), live.refused().reason), (None, Reason::Vanished));
+        let copy = tempfile::tempdir().unwrap();
+        let never = Live::of(&ProcFs::at(copy.path()), 7).failure();
+        assert_eq!(never.map(|absence| absence.reason), Some(Reason::NotApplicable));
+    }
+}
