@@ -5,9 +5,11 @@ use crate::bill::{self, Bill, Classifier, GENERATED_CODE, NO_SYMBOL, NO_USER_STA
 use allocwall_model::catalogue::advice;
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
 use allocwall_model::catalogue::fast_paths::{CallPath, path_of};
+use allocwall_model::catalogue::owners::Owner;
 use allocwall_model::catalogue::symbols::UserRole;
 use allocwall_model::catalogue::syscalls::MapCall;
 use allocwall_model::catalogue::thresholds::MIN_SAMPLES;
+use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::machine::chosen;
 use allocwall_model::recording::{
     AllocatorKind, CgroupTick, Ended, HostTick, ModuleRole, ProbeName, Process, Recording, Smaps, Stack,
@@ -28,6 +30,7 @@ pub struct Context<'a> {
     served: OnceCell<(Served, String)>,
     map_calls_by_malloc: OnceCell<Measured<Interval>>,
     past_huge_pages: OnceCell<Interval>,
+    allocation_by_bytes: OnceCell<Option<f64>>,
 }
 
 /// Several lines of the bill as one.
@@ -80,6 +83,7 @@ impl<'a> Context<'a> {
             served: OnceCell::new(),
             map_calls_by_malloc: OnceCell::new(),
             past_huge_pages: OnceCell::new(),
+            allocation_by_bytes: OnceCell::new(),
         }
     }
 
@@ -88,8 +92,15 @@ impl<'a> Context<'a> {
         main_process(self.recording)
     }
 
+    /// For a command; a placeholder if the target has ended.
     pub fn pid(&self) -> String {
-        self.process().map_or_else(|| "PID".to_owned(), |p| p.pid.to_string())
+        let process = self.process().filter(|_| !self.is_over());
+        process.map_or_else(|| "PID".to_owned(), |p| p.pid.to_string())
+    }
+
+    /// Whether the target has ended.
+    pub fn is_over(&self) -> bool {
+        matches!(self.recording.meta.ended, Ended::TargetExited { .. })
     }
 
     pub fn samples(&self) -> u64 {
@@ -182,6 +193,7 @@ impl<'a> Context<'a> {
                 WaitClass::RunQueue,
                 WaitClass::Throttled,
                 WaitClass::Stolen,
+                WaitClass::Gil,
             ]
             .iter()
             .map(|c| self.wait_point(*c))
@@ -305,6 +317,15 @@ impl<'a> Context<'a> {
         self.recording.prices.as_ref().ok()?.get(name).filter(|p| p.low > 0.0)
     }
 
+    /// The part of a wall's page faults that is about memory of these owners. None if the owner of most faults is
+    /// unknown.
+    pub fn owned(&self, wall: Wall, of: impl Fn(Owner) -> bool) -> Option<Interval> {
+        const LEAST_KNOWN: f64 = 0.5;
+        let faulted = self.bill.faulted.iter().find(|faulted| faulted.wall == wall)?;
+        let enough = faulted.known >= LEAST_KNOWN && faulted.samples >= MIN_SAMPLES;
+        enough.then(|| faulted.part(of))
+    }
+
     pub fn map_call_rate(&self, call: MapCall) -> Option<f64> {
         bill::map_call_rate(self.recording, call)
     }
@@ -358,6 +379,14 @@ impl<'a> Context<'a> {
                 (past, all) => wilson(past, all),
             }
         })
+    }
+
+    /// The part of the allocators' time that zeroes or copies blocks, if it is most of it: then the bytes cost more than
+    /// the number of calls.
+    pub fn mostly_bytes(&self) -> Option<f64> {
+        const MOST: f64 = 0.5;
+        let part = *self.allocation_by_bytes.get_or_init(|| bill::allocation_by_bytes(self.recording));
+        part.filter(|part| *part >= MOST)
     }
 
     /// Whether the thread cache serves malloc's calls, with the figures for it.

@@ -11,8 +11,9 @@ use allocwall_model::catalogue::cost::CostClass::{
     self, AddressSpaceLock, AllocatorCode, AllocatorLocks, MapCalls, PageRelease,
 };
 use allocwall_model::catalogue::modules::AllocatorKind;
+use allocwall_model::catalogue::owners::Owner;
 use allocwall_model::catalogue::prices::*;
-use allocwall_model::catalogue::remedies::{ALLOCATOR_LINES, Change, Effect, Remedy};
+use allocwall_model::catalogue::remedies::{ALLOCATOR_LINES, Change, Effect, Need, Remedy};
 use allocwall_model::catalogue::swaps::{self, Bounds, Swap};
 use allocwall_model::catalogue::syscalls::MapCall;
 use allocwall_model::catalogue::thresholds::TLB_REACH_BYTES;
@@ -26,7 +27,7 @@ pub fn possible(recording: &Recording, bill: &Bill) -> Measured<()> {
 }
 
 /// Relative change; negative if the remedy saves CPU time. None if the remedy does not apply, if it does not act on
-/// CPU time, or if its lines of the bill were not measured.
+/// CPU time, if its lines of the bill were not measured, or if nothing that was measured predicts it.
 pub fn change(recording: &Recording, bill: &Bill, remedy: &Remedy) -> Option<Interval> {
     let ctx = Context::new(recording, bill);
     if needs::first_unmet(&ctx, remedy, &Wall::ALL).is_some() {
@@ -38,11 +39,12 @@ pub fn change(recording: &Recording, bill: &Bill, remedy: &Remedy) -> Option<Int
 
 /// What a diagnosis says about a remedy that applies, as shares of the target's CPU time.
 pub(super) struct Prediction {
-    /// The saving that a trial is expected to show.
+    /// The saving that a trial is expected to show. None if the remedy saves no CPU time, or if nothing predicts it.
     pub saved: Option<Interval>,
     /// The same, if it comes from more than the lines alone.
     pub gain: Option<Interval>,
-    /// Upper bound of the saving. None if the remedy saves no CPU time, or if its lines were not measured.
+    /// Upper bound of the saving. None if the remedy saves no CPU time, if its lines were not measured, or if it can
+    /// save more than its lines.
     pub at_most: Option<f64>,
     /// How the prediction was made, or why there is none.
     pub basis: String,
@@ -61,19 +63,23 @@ pub(super) fn prediction(ctx: &Context, remedy: &Remedy) -> Prediction {
     let gain = saved.filter(|_| known);
     let saves_cpu = !matches!(remedy.effect, Effect::NotCpu(_));
     let bound = gain.map_or(most, |gain| gain.high.max(most));
-    let at_most = (saves_cpu && ctx.cpu(remedy.acts_on).is_ok()).then_some(bound);
+    let bounded = !is_unpredictable(ctx, remedy) && ctx.cpu(remedy.acts_on).is_ok();
+    let at_most = (saves_cpu && bounded).then_some(bound);
     Prediction { saved, gain, at_most, basis, most }
 }
 
 /// The saved share of the target's CPU time, for a remedy that applies.
 fn saved(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
+    if is_unpredictable(ctx, remedy) {
+        return None;
+    }
     let library = remedy.start.iter().flat_map(|s| s.applied).find_map(|c| match c {
         Change::Preload(library) => Some(library.kind()),
         _ => None,
     });
     let own = ctx.cpu(&[CostClass::Application]).ok()?.share;
     let (saved, aside) = match (library, remedy.effect) {
-        (Some(kind), _) => (swapped(ctx, kind)?, times(own, swaps::LAYOUT)),
+        (Some(kind), _) => (swapped(ctx, remedy, kind)?, times(own, swaps::LAYOUT)),
         (None, Effect::HugeTouch) if remedy.applies(Change::ArenaHook) => {
             (bounded(ctx, remedy)?, loads_of_arenas(ctx, own))
         }
@@ -117,16 +123,17 @@ fn bounded(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
         Effect::HugeTouch => {
             let gain = gain?;
             let release = ctx.cpu(&[PageRelease]).map_or(0.0, |s| s.share.high);
-            let high = gain.high + release;
-            // It is unknown which blocks belong to arenas of the runtime.
-            let sure = if remedy.applies(Change::ArenaHook) { 0.0 } else { large_blocks(ctx) };
+            let high = gain.high + release * touches_reached(ctx, remedy).high;
+            // It is unknown which blocks belong to the memory of a runtime.
+            let of_runtime = remedy.needs.iter().any(|need| need.runtime().is_some());
+            let sure = if of_runtime { 0.0 } else { large_blocks(ctx).min(small_touches(ctx, remedy).low) };
             let low = touch_price_saved(ctx).map_or(0.0, |saved| lines.low * saved.low * sure);
             Some(Interval::new(low, gain.point.clamp(low, high), high))
         }
         Effect::Populate => gain,
         // Memory that is used for the first time is touched in an arena too.
         Effect::ArenaInsteadOfMap => {
-            let touched = ctx.cpu(Wall::FirstTouch.lines()).ok()?.share;
+            let touched = both(ctx.cpu(Wall::FirstTouch.lines()).ok()?.share, touches_of_malloc(ctx, remedy));
             let maps = ctx.cpu(MAPPING).ok()?.share;
             let again = recycled(ctx);
             let Some((gain, by_malloc)) = gain.zip(ctx.map_calls_by_malloc().ok()) else {
@@ -136,8 +143,8 @@ fn bounded(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
             // One process gets back memory that it released itself. With several processes, it may be that of another
             // one.
             let sure = if ctx.recording.processes.len() == 1 { again } else { 0.0 };
-            let low = gain.low + touched.low * sure * by_malloc.low * KEPT.least;
-            let high = (maps.high + touched.high * again) * by_malloc.high * KEPT.most;
+            let low = gain.low + touched.low * sure * KEPT.least;
+            let high = (maps.high * by_malloc.high + touched.high * again) * KEPT.most;
             Some(Interval::new(low, ((low + high) / 2.0).max(gain.point.min(high)), high.max(low)))
         }
     }
@@ -165,13 +172,24 @@ const MAPPING: &[CostClass] = &[MapCalls, PageRelease, AddressSpaceLock];
 
 // ---- another allocator ----
 
-fn swapped(ctx: &Context, kind: AllocatorKind) -> Option<Interval> {
+/// Whether the allocator's own time is not what another allocator changes most. If its calls are many and cheap, the
+/// place of the blocks matters more, and nothing that was measured shows what that is worth.
+fn is_unpredictable(ctx: &Context, remedy: &Remedy) -> bool {
+    /// From this share of CPU time on, the calls are many.
+    const MANY: f64 = 0.05;
+    let many = || ctx.cpu(&[AllocatorCode]).is_ok_and(|code| code.share.high >= MANY);
+    let slow = || matches!(ctx.served().0, Served::Missing | Served::Mixed);
+    remedy.effect == Effect::Swap && many() && !slow() && !contended(ctx)
+}
+
+fn swapped(ctx: &Context, remedy: &Remedy, kind: AllocatorKind) -> Option<Interval> {
     let share = |classes: &[CostClass]| ctx.cpu(classes).map(|s| s.share).ok();
     let (code, locks) = (share(&[AllocatorCode])?, share(&[AllocatorLocks])?);
     let (maps, touches) = (share(MAPPING)?, share(Wall::FirstTouch.lines())?);
     let present = ctx.process()?.allocator.as_ref().ok()?.kind;
     let known = swaps::of(kind).filter(|_| present == AllocatorKind::Glibc);
     let by_malloc = ctx.map_calls_by_malloc().unwrap_or(Interval::new(0.0, 0.5, 1.0));
+    let touched_by_malloc = touches_owned(ctx, remedy).unwrap_or(by_malloc);
     let again = recycled(ctx);
     if contended(ctx) {
         return Some(sum(&[
@@ -193,16 +211,74 @@ fn swapped(ctx: &Context, kind: AllocatorKind) -> Option<Interval> {
         times(code, code_part),
         times(locks, swaps::CONTENDED),
         times(maps, of_malloc(mapped, by_malloc)),
-        times(touches.scaled(again), of_malloc(touched, by_malloc)),
-        times(touches.scaled(1.0 - again), swaps::GROWTH),
+        times(touches.scaled(again), of_malloc(touched, touched_by_malloc)),
+        times(both(touches.scaled(1.0 - again), touches_reached(ctx, remedy)), swaps::GROWTH),
         start_cost(ctx, kind),
     ]))
 }
 
-/// Another malloc can save only the mappings that malloc makes.
+/// Another malloc can save only the mappings that malloc makes, and the touches of its memory.
 fn of_malloc(saved: Bounds, by_malloc: Interval) -> Bounds {
     let by = |end: f64| if end > 0.0 { by_malloc.low } else { by_malloc.high };
     part(saved.least * by(saved.least), saved.most * by_malloc.high)
+}
+
+/// Whether a remedy of this kind changes memory of an owner. None if it changes all memory.
+fn reached(ctx: &Context, remedy: &Remedy) -> Option<fn(Owner) -> bool> {
+    let serves = |kind: AllocatorKind| -> fn(Owner) -> bool {
+        match kind {
+            AllocatorKind::Glibc => Owner::is_glibc,
+            // Their memory looks like that of the program.
+            _ => |owner| matches!(owner, Owner::Private | Owner::Heap),
+        }
+    };
+    if remedy.applies(Change::ArenaHook) {
+        return Some(|owner| owner == Owner::PythonArena);
+    }
+    if remedy.effect == Effect::Swap {
+        return Some(serves(ctx.process()?.allocator.as_ref().ok()?.kind));
+    }
+    let of_need = |need: &Need| -> Option<fn(Owner) -> bool> {
+        match need {
+            // Its mimalloc serves the larger objects too, instead of malloc.
+            Need::CpythonAtLeast(_) => Some(|owner| owner == Owner::PythonArena || owner.is_glibc()),
+            // ZGC's heap is a memfd.
+            Need::Jvm => Some(|owner| matches!(owner, Owner::Private | Owner::Shared)),
+            Need::Node | Need::Go | Need::CpythonFreeThreaded => Some(|owner| owner == Owner::Private),
+            Need::Uses(kind) => Some(serves(*kind)),
+            _ => None,
+        }
+    };
+    remedy.needs.iter().find_map(of_need)
+}
+
+/// The part of the first touches that is about memory which the remedy changes. None if their owners are unknown, or if
+/// it changes all memory.
+fn touches_owned(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
+    ctx.owned(Wall::FirstTouch, reached(ctx, remedy)?)
+}
+
+/// The same; all of them, if their owners are unknown.
+pub(super) fn touches_reached(ctx: &Context, remedy: &Remedy) -> Interval {
+    touches_owned(ctx, remedy).unwrap_or(Interval::exact(1.0))
+}
+
+/// The same, for a setting of malloc. If the owners are unknown, malloc's part of the map calls stands for it.
+fn touches_of_malloc(ctx: &Context, remedy: &Remedy) -> Interval {
+    let by_calls = || ctx.map_calls_by_malloc().unwrap_or(Interval::exact(1.0));
+    touches_owned(ctx, remedy).unwrap_or_else(by_calls)
+}
+
+/// The part of the first touches that huge pages would save: those in memory which the remedy changes, without those that
+/// are on huge pages already, or on shared memory. Usually the latter are of other owners, so both parts are not
+/// multiplied: the smaller one counts. At the low end they are of the same owners.
+fn small_touches(ctx: &Context, remedy: &Remedy) -> Interval {
+    let (reached, past) = (touches_reached(ctx, remedy), ctx.past_huge_pages());
+    Interval::new(
+        (reached.low - past.high).max(0.0),
+        reached.point.min(1.0 - past.point),
+        reached.high.min(1.0 - past.low),
+    )
 }
 
 /// What loading another allocator adds to the start of each process, as a share of the target's CPU time. As a saving
@@ -301,6 +377,11 @@ fn added(a: Interval, b: Interval) -> Interval {
     Interval::new(a.low + b.low, a.point + b.point, a.high + b.high)
 }
 
+/// A part of a line; both are at least 0.
+fn both(line: Interval, part: Interval) -> Interval {
+    Interval::new(line.low * part.low, line.point * part.point, line.high * part.high)
+}
+
 /// The errors of the lines are independent, so the distances from the points are added as squares.
 fn sum(all: &[Interval]) -> Interval {
     let point: f64 = all.iter().map(|i| i.point).sum();
@@ -320,8 +401,16 @@ struct ByPrice {
 fn by_price(ctx: &Context, remedy: &Remedy) -> ByPrice {
     let whole = ctx.cpu(remedy.acts_on).map_or(0.0, |s| s.share.high);
     let most = match remedy.effect {
-        Effect::HugeTouch => whole * (1.0 - ctx.past_huge_pages().low),
-        Effect::ArenaInsteadOfMap => whole * ctx.map_calls_by_malloc().map_or(1.0, |part| part.high),
+        Effect::HugeTouch => whole * small_touches(ctx, remedy).high,
+        Effect::AtMost(..) if remedy.acts_on == Wall::FirstTouch.lines() => {
+            whole * touches_reached(ctx, remedy).high
+        }
+        Effect::ArenaInsteadOfMap => {
+            let high = |lines: &[CostClass]| ctx.cpu(lines).map_or(0.0, |sum| sum.share.high);
+            let touches = high(Wall::FirstTouch.lines()) * touches_of_malloc(ctx, remedy).high;
+            let calls = ctx.map_calls_by_malloc().map_or(1.0, |part| part.high);
+            whole.min(high(Wall::MapChurn.lines()) * calls + touches)
+        }
         _ => whole,
     };
     let none = |basis: String| ByPrice { gain: None, basis, most };
@@ -332,12 +421,22 @@ fn by_price(ctx: &Context, remedy: &Remedy) -> ByPrice {
             _ => "the lines of the bill that it acts on were not measured".into(),
         });
     };
-    let saves = |removed: Interval, what: &str| {
-        let (share, part) = (percent(sum.share.point), percent(removed.point));
-        priced(sum.share, removed, most, format!("{share} of CPU ({lines}) × {part} {what}"))
+    let saves = |part: Interval, removed: Interval, what: &str| {
+        let (share, saved) = (percent(sum.share.point), percent(removed.point));
+        let of_its_memory = if part.point < 1.0 {
+            format!(" × {} in small pages of memory that it changes", percent(part.point))
+        } else {
+            String::new()
+        };
+        let basis = format!("{share} of CPU ({lines}){of_its_memory} × {saved} {what}");
+        priced(both(sum.share, part), removed, most, basis)
     };
     match remedy.effect {
         Effect::NotCpu(what) => none(format!("acts on {what}, not on CPU time")),
+        Effect::Swap if is_unpredictable(ctx, remedy) => none(
+            "unknown: another allocator places blocks elsewhere, which can save more than the calls cost, or less; a trial shows it"
+                .into(),
+        ),
         Effect::Swap => none(format!(
             "{} of CPU ({lines}) × the part that it saved in other programs that were measured",
             percent(sum.share.point)
@@ -353,6 +452,7 @@ fn by_price(ctx: &Context, remedy: &Remedy) -> ByPrice {
         Effect::AtMost(fraction, why) => ByPrice { most: most * fraction, ..none(format!("{lines}: {why}")) },
         Effect::HugeTouch => match huge_touch(ctx) {
             Some(removed) => saves(
+                small_touches(ctx, remedy),
                 removed,
                 "that huge pages save on this machine, if all fresh memory gets them; blocks below 2 MiB that are mapped one by one do not get them",
             ),
@@ -360,7 +460,8 @@ fn by_price(ctx: &Context, remedy: &Remedy) -> ByPrice {
         },
         Effect::Populate => match (ctx.price(POPULATE_PAGE), ctx.price(TOUCH_4K)) {
             (Some(populate), Some(touch)) => {
-                saves(removed(populate, touch), "that populating saves per page on this machine")
+                let saved = removed(populate, touch);
+                saves(Interval::exact(1.0), saved, "that populating saves per page on this machine")
             }
             _ => none(unpriced(ctx, "populate_page or touch_4k")),
         },
@@ -410,8 +511,7 @@ fn huge_touch(ctx: &Context) -> Option<Interval> {
         .price(TOUCH_2M_IDLE)
         .zip(ctx.price(TOUCH_4K_IDLE))
         .map_or(0.0, |(huge, small)| removed(huge, small.scaled(512.0)).high);
-    let past = ctx.past_huge_pages();
-    Some(Interval::new(0.0, warm.point * (1.0 - past.point), warm.high.max(idle) * (1.0 - past.low)))
+    Some(Interval::new(0.0, warm.point, warm.high.max(idle)))
 }
 
 /// The map calls of malloc are saved, less the cost of the arena. Whether their first touches are saved too cannot be
@@ -444,7 +544,7 @@ fn arena_instead(ctx: &Context, most: f64) -> ByPrice {
 }
 
 fn lines_of(remedy: &Remedy) -> String {
-    remedy.acts_on.iter().map(|c| c.key().replace('_', " ")).collect::<Vec<_>>().join(", ")
+    remedy.acts_on.iter().map(|c| c.title()).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
@@ -474,9 +574,122 @@ mod tests {
     fn another_allocator_saves_calls_that_miss_the_cache() {
         let missing = of(&calls("_int_malloc"), "tcmalloc").unwrap();
         assert!(missing.high < -0.15 && missing.low > -0.41, "{missing:?}");
-        let cached = of(&calls("malloc"), "tcmalloc").unwrap();
-        assert!(cached.low < 0.0 && cached.high > 0.0, "{cached:?}");
-        assert!(cached.high - cached.low < missing.high - missing.low, "{cached:?}");
+        let mut few = calls("malloc");
+        few.shares(&[(AllocatorCode, 0.03)]);
+        let few = of(&few, "tcmalloc").unwrap();
+        assert!(few.low < 0.0 && few.high > 0.0, "{few:?}");
+        assert!(few.high - few.low < missing.high - missing.low, "{few:?}");
+    }
+
+    /// If many calls are cheap, it matters more where the blocks are.
+    #[test]
+    fn another_allocator_is_unpredictable_for_many_cached_calls() {
+        let predicted = |symbol: &str, code: f64, locks: f64| {
+            let mut subject = calls(symbol);
+            subject.shares(&[(AllocatorCode, code), (AllocatorLocks, locks)]);
+            let ctx = Context::new(&subject.recording, &subject.bill);
+            let prediction = prediction(&ctx, find("tcmalloc").unwrap());
+            assert_eq!(prediction.gain, prediction.saved);
+            assert_eq!(prediction.gain.is_some(), prediction.at_most.is_some());
+            assert_eq!(prediction.gain.is_none(), prediction.basis.starts_with("unknown"));
+            assert_eq!(prediction.gain.is_some(), of(&subject, "tcmalloc").is_some());
+            prediction.gain.is_some()
+        };
+        assert!(!predicted("malloc", 0.4, 0.0));
+        assert!(predicted("malloc", 0.03, 0.0));
+        assert!(predicted("malloc", 0.4, 0.2));
+        assert!(predicted("_int_malloc", 0.4, 0.0));
+    }
+
+    /// The saving of a target with these first touches, by the owner of the memory.
+    fn saved_by_owner(key: &str, mut subject: Subject, owners: &[(Owner, f64)]) -> Interval {
+        subject.faulted(Wall::FirstTouch, owners);
+        let change = of(&subject, key).expect(key);
+        Interval::new(-change.high, -change.point, -change.low)
+    }
+
+    #[test]
+    fn a_remedy_saves_only_touches_of_memory_that_it_changes() {
+        let touching = || {
+            let mut subject = computing();
+            subject.shares(&[(FaultPath, 0.4)]);
+            subject
+        };
+        let huge = |owners: &[(Owner, f64)]| saved_by_owner("glibc-hugetlb", touching(), owners).point;
+        let all = huge(&[(Owner::Heap, 1.0)]);
+        let half = huge(&[(Owner::MappedBlock, 0.3), (Owner::Arena, 0.2), (Owner::Private, 0.5)]);
+        assert!(all > 0.3 && (half / all - 0.5).abs() < 0.01, "{half} of {all}");
+        assert!(huge(&[(Owner::Private, 1.0)]).abs() < 0.01);
+        // Shared memory is past huge pages, and not malloc's: it counts once.
+        let mut beside_shared = touching();
+        beside_shared.map_call("shmem_fault", false, 200).map_call("do_anonymous_page", true, 300);
+        let owners = [(Owner::Heap, 0.6), (Owner::Shared, 0.4)];
+        let part = saved_by_owner("glibc-hugetlb", beside_shared, &owners).point;
+        assert!((part / all - 0.6).abs() < 0.01, "{part} of {all}");
+    }
+
+    /// The part of the map calls stands for that of the touches only if the owners are unknown.
+    #[test]
+    fn touches_are_discounted_once() {
+        for (key, most) in [("glibc-keep-memory", 0.3), ("jemalloc", 0.25)] {
+            for by_malloc in [true, false] {
+                let malloc = saved_by_owner(key, mapping(64, by_malloc), &[(Owner::MappedBlock, 1.0)]);
+                let others = saved_by_owner(key, mapping(64, by_malloc), &[(Owner::Private, 1.0)]);
+                assert!(malloc.high > most, "{key}, {by_malloc}: {malloc:?}");
+                assert!(others.high < 0.1, "{key}, {by_malloc}: {others:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_of_malloc_say_nothing_about_a_runtimes_heap() {
+        let mut java = mapping(10_000, true);
+        java.process().runtime = Ok(Runtime::Jvm { version: None });
+        let [heap, malloc] = ["jvm-thp", "glibc-hugetlb"].map(|key| of(&java, key).unwrap());
+        assert!(next_to_nothing(heap.high) && malloc.high < -0.1, "{heap:?} {malloc:?}");
+    }
+
+    #[test]
+    fn owners_count_only_if_most_are_known() {
+        let reached = |known: f64, samples: u64| {
+            let mut subject = computing();
+            subject.faulted(Wall::FirstTouch, &[(Owner::Private, 1.0)]);
+            let faulted = &mut subject.bill.faulted[0];
+            (faulted.known, faulted.samples) = (known, samples);
+            let ctx = Context::new(&subject.recording, &subject.bill);
+            touches_reached(&ctx, find("glibc-hugetlb").unwrap())
+        };
+        assert_eq!(reached(1.0, 1_000), Interval::exact(0.0));
+        // The unknown ones may be malloc's.
+        let most = reached(0.8, 1_000);
+        assert!(most.point == 0.0 && (most.high - 0.2).abs() < 1e-9, "{most:?}");
+        for (known, samples) in [(0.4, 1_000), (1.0, 99)] {
+            assert_eq!(reached(known, samples), Interval::exact(1.0), "{known} {samples}");
+        }
+    }
+
+    #[test]
+    fn memory_of_a_runtime_is_reached_by_its_own_remedies() {
+        for (key, owner, point) in [
+            ("jvm-pretouch", Owner::Shared, 1.0),
+            ("jvm-pretouch", Owner::Private, 1.0),
+            ("jvm-pretouch", Owner::Heap, 0.0),
+            ("cpython-mimalloc-huge", Owner::PythonArena, 1.0),
+            ("cpython-mimalloc-huge", Owner::Heap, 1.0),
+            ("cpython-mimalloc-huge", Owner::Private, 0.0),
+            ("pymalloc-hugepages", Owner::PythonArena, 1.0),
+            ("pymalloc-hugepages", Owner::Heap, 0.0),
+            ("cpython-nogil-huge", Owner::Private, 1.0),
+            ("cpython-nogil-huge", Owner::Heap, 0.0),
+            ("jemalloc", Owner::Arena, 1.0),
+            ("jemalloc", Owner::File, 0.0),
+            ("populate", Owner::File, 1.0),
+        ] {
+            let mut subject = computing();
+            subject.faulted(Wall::FirstTouch, &[(owner, 1.0)]);
+            let ctx = Context::new(&subject.recording, &subject.bill);
+            assert_eq!(touches_reached(&ctx, find(key).unwrap()).point, point, "{key} {owner:?}");
+        }
     }
 
     #[test]

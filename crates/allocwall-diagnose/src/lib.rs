@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::fmt;
 
-/// Judges all rungs of the ladder. Returns fifteen findings in the order of the ladder, the sentence, and the
+/// Judges all rungs of the ladder. Returns one finding for each wall in the order of the ladder, the sentence, and the
 /// remedies that apply to this target.
 pub fn verdict(recording: &Recording, bill: &Bill) -> Verdict {
     let ctx = Context::new(recording, bill);
@@ -183,10 +183,10 @@ pub struct Prescription {
     /// Key in the catalogue of remedies.
     pub remedy: String,
     pub title: String,
-    /// Predicted saving, as a fraction of the target's CPU time. None if this machine's prices do not allow a
-    /// prediction.
+    /// Predicted saving, as a fraction of the target's CPU time. None if nothing that was measured predicts it.
     pub gain: Option<Interval>,
-    /// Upper bound of the saving. None if the remedy saves no CPU time, or if its lines of the bill were not measured.
+    /// Upper bound of the saving. None if the remedy saves no CPU time, if its lines of the bill were not measured, or if
+    /// it can save more than its lines (another allocator, for many cheap calls).
     pub at_most: Option<f64>,
     /// How the prediction was made, or why there is no prediction.
     pub basis: String,

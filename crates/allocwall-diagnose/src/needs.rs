@@ -39,7 +39,7 @@ pub struct Facts<'a> {
 pub struct Observed<'a> {
     ctx: &'a Context<'a>,
     process: &'a Process,
-    /// The walls that the remedy is for.
+    /// The walls of the target that the remedy is for.
     walls: &'a [Wall],
 }
 
@@ -101,7 +101,8 @@ impl Unmet {
 
 /// The first need of the remedy that is not known to be met, for these walls.
 pub(super) fn first_unmet(ctx: &Context, remedy: &Remedy, walls: &[Wall]) -> Option<(Need, NeedState)> {
-    let facts = Facts::of(ctx, walls);
+    let walls: Vec<Wall> = remedy.walls.iter().copied().filter(|wall| walls.contains(wall)).collect();
+    let facts = Facts::of(ctx, &walls);
     let judge = |need| match &facts {
         Ok(facts) => facts.judge(need),
         Err(absence) => NeedState::Unknown(absence.clone()),
@@ -171,6 +172,15 @@ impl<'a> Facts<'a> {
             Need::MallocMatters => useful(self.malloc_matters()?),
             Need::MoreThanOneThread => useful(self.observed.clone()?.ctx.bill.rates.threads_peak != 1),
             Need::Unset(name) => useful(!setting_mentions(self.observed.clone()?.process, name)),
+            Need::SettingBelow(name, number) => {
+                let Observed { ctx, process, .. } = self.observed.clone()?;
+                // A command that sets the variable itself (`env`) would set it again.
+                let assignment = format!("{name}=");
+                let mut command = ctx.recording.meta.command.iter().flatten();
+                let sets_it = !is_option(name) && command.any(|word| word.starts_with(&assignment));
+                let below = |value: &str| value.parse::<u64>().is_ok_and(|set| set < number);
+                useful(!sets_it && setting(process, name).is_none_or(below))
+            }
             Need::ArenasLimited => {
                 let Observed { ctx, process, .. } = self.observed.clone()?;
                 let by_default = arenas_by_default(ctx.recording.host.online_cpus.into());
@@ -243,14 +253,14 @@ impl<'a> Facts<'a> {
         Ok((self.secure_exec == Ok(true)).then_some(Unmet::SecureExec))
     }
 
-    /// Another malloc has no effect on objects that a runtime allocates itself (CPython: up to 512 bytes; the Java, Go
-    /// and V8 heaps). For such a runtime it is offered only if malloc's own line of the bill is large.
+    /// Another malloc has no effect on objects that a runtime or the program allocates itself (CPython: up to 512 bytes;
+    /// the Java, Go and V8 heaps; pools of a native program). For a runtime, or if only the call rate asks for it, it is
+    /// offered only if malloc's own line of the bill is large.
     fn malloc_matters(&self) -> Measured<bool> {
         let Observed { ctx, walls, .. } = self.observed.clone()?;
-        if matches!(self.runtime, Ok(Runtime::Native))
-            || walls.contains(&Wall::AllocatorCode)
-            || walls.contains(&Wall::AllocatorContention)
-        {
+        let slow = walls.contains(&Wall::AllocatorCode) || walls.contains(&Wall::AllocatorContention);
+        let native = matches!(self.runtime, Ok(Runtime::Native));
+        if slow || native && walls != [Wall::CallRate] {
             return Ok(true);
         }
         let sum = ctx.cpu(ALLOCATOR_LINES)?;
@@ -285,11 +295,33 @@ fn setting_mentions(process: &Process, name: &str) -> bool {
     environment || process.cmdline.iter().any(|word| word.contains(name))
 }
 
+fn is_option(name: &str) -> bool {
+    name.starts_with("--")
+}
+
+/// The value of an option of the command line. Node accepts `_` for `-`.
+pub(super) fn option_value<'a>(word: &'a str, name: &str) -> Option<&'a str> {
+    let (key, value) = word.split_once('=').unwrap_or((word, ""));
+    (key.replace('_', "-") == name).then_some(value)
+}
+
+/// The value of a setting of a runtime ([`Need::SettingBelow`]). The command line overrides the environment; of several
+/// options the last one counts.
+pub(super) fn setting<'a>(process: &'a Process, name: &str) -> Option<&'a str> {
+    if !is_option(name) {
+        return process.environment.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
+    }
+    let environment = process.environment.iter().flat_map(|(_, value)| value.split_whitespace());
+    let words = environment.chain(process.cmdline.iter().map(String::as_str));
+    words.filter_map(|word| option_value(word, name)).next_back()
+}
+
 /// Whether the remedy undoes a setting of the target that causes the wall.
 pub(super) fn undoes_a_setting(process: Option<&Process>, remedy: &Remedy) -> bool {
     remedy.needs.iter().any(|need| match need {
         Need::ArenasLimited => true,
         Need::MmapThresholdBelow(_) => process.is_some_and(|p| mmap_threshold(p).is_some()),
+        Need::SettingBelow(name, _) => process.is_some_and(|p| setting(p, name).is_some()),
         _ => false,
     })
 }

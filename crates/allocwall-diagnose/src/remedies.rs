@@ -5,6 +5,7 @@ use super::expected;
 use super::needs::{self, NeedState};
 use super::{Finding, Prescription, ShellLine, Status};
 use crate::bill::Bill;
+use allocwall_model::catalogue::cost::CostClass;
 use allocwall_model::catalogue::modules::{JEMALLOC_BUILDS, JEMALLOC_CONF};
 use allocwall_model::catalogue::remedies::{
     Change, Effect, How, Kind, Need, Remedy, TABLE, UNKNOWN_COMMAND, replaced,
@@ -41,6 +42,7 @@ pub fn prescribe(
             .then(b.goes_first(best).cmp(&a.goes_first(best)))
             .then(b.saved.total_cmp(&a.saved))
             .then(b.leading.cmp(&a.leading))
+            .then(a.unknown.cmp(&b.unknown))
             .then(b.sure.total_cmp(&a.sure))
             .then(b.for_its_runtime.cmp(&a.for_its_runtime))
             .then((a.kind, a.restart).cmp(&(b.kind, b.restart)))
@@ -77,6 +79,8 @@ struct Rank {
     /// It is made for the target's runtime. It decides between two remedies with the same expected and least saving,
     /// because it affects more of the runtime's allocations.
     for_its_runtime: bool,
+    /// It acts on CPU time, but nothing predicts its saving.
+    unknown: bool,
     /// Saving of CPU time that a trial is expected to show. Less than `WORTH` counts as zero.
     saved: f64,
     /// The low end of that saving.
@@ -103,6 +107,7 @@ fn rank(remedy: &Remedy, process: Option<&Process>, leading: Option<Wall>, savin
         cause: needs::undoes_a_setting(process, remedy),
         leading: leading.is_some_and(|w| remedy.walls.contains(&w)),
         for_its_runtime: remedy.needs.iter().any(|need| need.runtime().is_some()),
+        unknown: saving.saved.is_none() && !remedy.acts_on.is_empty(),
         saved: saving.saved.map_or(0.0, |s| s.point).max(WORTH) - WORTH,
         sure: saving.saved.map_or(0.0, |s| s.low),
         kind: remedy.kind,
@@ -120,6 +125,10 @@ pub enum Unfit {
     Need(Need, NeedState),
     /// Almost none of the map calls come from malloc.
     MapCallsOfOthers,
+    /// Almost none of the first touches are in memory that it changes.
+    MemoryOfOthers,
+    /// It can save almost nothing of this target's CPU time.
+    NothingToSave,
     /// Most of the first touches are already on huge pages, or on shared memory.
     TouchesPastHugePages,
 }
@@ -127,7 +136,7 @@ pub enum Unfit {
 /// The values that a remedy is ranked by, as shares of the target's CPU time.
 #[derive(Clone, Copy, Debug)]
 pub struct Saving {
-    /// The saving that a trial is expected to show.
+    /// The saving that a trial is expected to show. None if the remedy saves no CPU time, or if nothing predicts it.
     saved: Option<Interval>,
     /// Upper bound of the saving: the part of its lines of the bill that it can act on.
     most: f64,
@@ -146,6 +155,9 @@ pub fn offers(recording: &Recording, bill: &Bill, walls: &[Wall]) -> Vec<(&'stat
 /// Below this part of the map calls, malloc's own map calls are negligible.
 const MALLOCS_PART: f64 = 0.05;
 
+/// A smaller share of CPU time than this can't be shown in a trial.
+const LEAST_SAVED: f64 = 0.005;
+
 /// From this part of the first touches on, huge pages can save little.
 const MOSTLY_PAST: f64 = 0.5;
 
@@ -158,10 +170,21 @@ fn fit(ctx: &Context, remedy: &Remedy, walls: &[Wall]) -> Offer {
     {
         return Err(Unfit::MapCallsOfOthers);
     }
+    let treats: Vec<Wall> = remedy.walls.iter().copied().filter(|wall| walls.contains(wall)).collect();
+    if treats == [Wall::FirstTouch] && expected::touches_reached(ctx, remedy).high < MALLOCS_PART {
+        return Err(Unfit::MemoryOfOthers);
+    }
     if remedy.effect == Effect::HugeTouch && ctx.past_huge_pages().point > MOSTLY_PAST {
         return Err(Unfit::TouchesPastHugePages);
     }
     let prediction = expected::prediction(ctx, remedy);
+    // Waiting time and memory can be saved without saving CPU time. The bound is that of the lines: it says nothing about
+    // a wall of other lines, for which the remedy is offered for another reason.
+    let acts_on = |line: &CostClass| remedy.acts_on.contains(line);
+    let of_cpu = |wall: &Wall| wall.lines().iter().any(acts_on) && wall.waits().is_empty();
+    if treats.iter().all(of_cpu) && prediction.at_most.is_some_and(|most| most < LEAST_SAVED) {
+        return Err(Unfit::NothingToSave);
+    }
     let saving = Saving { saved: prediction.saved, most: prediction.most };
     let how = fill(ctx, &remedy.template());
     let note = note(ctx, remedy, &how);
@@ -196,6 +219,7 @@ struct Filled {
 /// The notes on a remedy and on its command; None if there are none.
 fn note(ctx: &Context, remedy: &Remedy, how: &Filled) -> Option<String> {
     let mut notes = vec![];
+    notes.extend(present_settings(ctx, remedy));
     if !remedy.note.is_empty() {
         notes.push(fill(ctx, remedy.note).text);
     }
@@ -206,6 +230,18 @@ fn note(ctx: &Context, remedy: &Remedy, how: &Filled) -> Option<String> {
     let held = environment.filter(|(name, _)| lists.contains(&name.as_str()));
     notes.extend(held.map(|(name, value)| format!("{name} already contains {}: keep it", quoted(value))));
     (!notes.is_empty()).then(|| notes.join("; "))
+}
+
+/// The present values of the settings that the remedy raises: `GOGC is 20`.
+fn present_settings(ctx: &Context, remedy: &Remedy) -> Vec<String> {
+    let present = remedy.needs.iter().filter_map(|need| match need {
+        Need::SettingBelow(name, _) => {
+            let value = needs::setting(ctx.process()?, name)?;
+            Some(format!("{name} is {}", quoted(value)))
+        }
+        _ => None,
+    });
+    present.collect()
 }
 
 /// The variables that the command sets and that are lists: setting one drops its present value. (GLIBC_TUNABLES is
@@ -249,6 +285,7 @@ fn fill(ctx: &Context, template: &str) -> Filled {
         let (threads, note) = busy_threads(ctx);
         filled.text = filled.text.replace("{threads}", &threads);
         filled.notes.extend(note);
+        filled.has_gap = ctx.is_over();
     }
     filled.text = replaced(&filled.text, "{tunables:", |new| merged_tunables(process, new));
     filled.text = replaced(&filled.text, "{jemalloc:", |options| jemalloc_settings(ctx, options));
@@ -260,7 +297,7 @@ fn fill(ctx: &Context, template: &str) -> Filled {
     });
     if filled.text.contains("{cmd}") {
         let command = line_of(words(ctx));
-        filled.has_gap = command.is_none();
+        filled.has_gap |= command.is_none();
         filled.text = filled.text.replace("{cmd}", command.as_deref().unwrap_or(UNKNOWN_COMMAND));
     }
     filled
@@ -269,9 +306,13 @@ fn fill(ctx: &Context, template: &str) -> Filled {
 /// Maximum number of processes in a command.
 const NAMED_PROCESSES: usize = 8;
 
-/// A shell expression for the threads of the processes that used CPU, busiest first. The note says if some processes
-/// are left out.
+/// A shell expression for the threads of the processes that used CPU, busiest first; with a placeholder if the target has
+/// ended. The note says if some processes are left out.
 fn busy_threads(ctx: &Context) -> (String, Option<String>) {
+    let threads_of = |pids: &str| format!("$(ps -L -o tid= -p {pids})");
+    if ctx.is_over() {
+        return (threads_of(&ctx.pid()), None);
+    }
     let mut cpu: BTreeMap<i32, u64> = BTreeMap::new();
     for thread in ctx.recording.threads.iter().filter(|t| t.cpu_ns > 0) {
         let spent = cpu.entry(thread.pid).or_default();
@@ -287,7 +328,7 @@ fn busy_threads(ctx: &Context) -> (String, Option<String>) {
     };
     let all = busy.len();
     let note = (all > NAMED_PROCESSES).then(|| format!("the busiest {NAMED_PROCESSES} of {all} processes"));
-    (format!("$(ps -L -o tid= -p {pids})"), note)
+    (threads_of(&pids), note)
 }
 
 /// The present limit of the Java heap. The command line overrides the environment; of several options the last one
@@ -341,14 +382,16 @@ fn jemalloc_variable(recording: &Recording, path: &str) -> Option<&'static str> 
     JEMALLOC_BUILDS.iter().rev().find(|(prefix, _)| is_build(prefix)).map(|(_, variable)| *variable)
 }
 
-/// The target's command with an option for Node itself. None if its program is not Node.
+/// The target's command with an option for Node itself, in place of its present value. None if its program is not Node.
 fn node_command(ctx: &Context, option: &str) -> Option<String> {
-    let words = words(ctx);
-    let (first, _) = words.split_first()?;
+    let name = option.split('=').next().unwrap_or(option);
+    let mut words = words(ctx).to_vec();
+    words.retain(|word| needs::option_value(word, name).is_none());
+    let first = words.first()?;
     if !matches!(first.rsplit('/').next(), Some("node" | "nodejs")) {
         return None;
     }
-    let line = line_of(words)?;
+    let line = line_of(&words)?;
     let first = quoted(first);
     Some(format!("{first} {option}{}", &line[first.len()..]))
 }

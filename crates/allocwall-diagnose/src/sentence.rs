@@ -61,13 +61,15 @@ fn also(judged: &[Judged], wall: Wall) -> String {
         Wall::Steal => format!("steal takes {s} of runnable time"),
         Wall::RunQueue => format!("waits for a CPU take {s} of runnable time"),
         Wall::ApplicationLock => format!("application locks take {s} of working time"),
+        Wall::Gil => format!("Python's interpreter lock (GIL) takes {s} of working time"),
         Wall::AddressSpaceLock => format!("the address-space lock takes {s} of working time"),
         Wall::AllocatorContention => format!("waits in the allocator take {s} of working time"),
         Wall::Retention => format!("{s} of resident memory is free, but not returned to the system"),
         Wall::CallRate => format!("allocating and freeing takes {s} of CPU"),
         Wall::AllocatorCode => format!("the allocator's slow paths take {s} of CPU"),
         Wall::GarbageCollector => format!("the garbage collector takes {s} of CPU"),
-        Wall::Waiting | Wall::FirstTouch | Wall::MapChurn | Wall::Tlb | Wall::Numa => {
+        Wall::FileFault => format!("{} take {s} of CPU", wall.title()),
+        Wall::Waiting | Wall::FirstTouch | Wall::Fork | Wall::MapChurn | Wall::Tlb | Wall::Numa => {
             format!("{} takes {s} of CPU", wall.title())
         }
     };
@@ -140,11 +142,22 @@ fn wall_sentence(ctx: &Context, judged: &[Judged], wall: Wall, place: bool) -> S
         Wall::ApplicationLock => format!(
             "The application's own locks are the wall, not the allocator: threads spend {s} of their working time waiting for them."
         ),
+        Wall::Gil => format!(
+            "Python's interpreter lock (GIL) is the wall: threads spend {s} of their working time waiting for it."
+        ),
         Wall::GarbageCollector => {
             format!("The garbage collector is the wall: it uses {s} of CPU{}.", from(ctx, wall.lines()))
         }
         Wall::FirstTouch => format!(
             "First touch is the wall: {s} of CPU goes to faulting in and zeroing fresh pages{}.",
+            from(ctx, wall.lines())
+        ),
+        Wall::Fork => format!(
+            "Fork is the wall: {s} of CPU goes to starting and ending processes and to copying shared pages{}.",
+            from(ctx, wall.lines())
+        ),
+        Wall::FileFault => format!(
+            "File page faults are the wall: {s} of CPU goes to mapping pages of files{}.",
             from(ctx, wall.lines())
         ),
         Wall::MapChurn => format!(
@@ -158,6 +171,11 @@ fn wall_sentence(ctx: &Context, judged: &[Judged], wall: Wall, place: bool) -> S
         Wall::Tlb | Wall::Numa => format!("{} is the wall: {s}.", wall.title()),
         Wall::CallRate => {
             let place = from(ctx, wall.lines());
+            if ctx.mostly_bytes().is_some() {
+                return format!(
+                    "Allocation is the wall: {s} of CPU goes to allocating and freeing, mostly to zeroing and copying blocks{place}."
+                );
+            }
             let why = if find(judged, wall).is_some_and(|f| f.estimate.is_some()) {
                 format!("{place}; it is unknown whether the calls are too many or too slow")
             } else {
@@ -179,18 +197,29 @@ fn wall_sentence(ctx: &Context, judged: &[Judged], wall: Wall, place: bool) -> S
     }
 }
 
+/// The process that used most of the CPU time of all others. None of them may have used most of it.
 fn competitor(ctx: &Context) -> String {
-    ctx.recording
-        .neighbours
-        .iter()
-        .max_by_key(|n| n.cpu_ns)
-        .filter(|n| n.cpu_ns as f64 / 1e9 / ctx.window_s > 0.01)
-        .map_or_else(String::new, |n| format!(", mostly because of {}", named(n)))
+    let others = &ctx.recording.neighbours;
+    let all: f64 = others.iter().map(|n| n.cpu_ns as f64).sum();
+    match others.iter().max_by_key(|n| n.cpu_ns) {
+        Some(most) if most.cpu_ns as f64 > all / 2.0 && most.cpu_ns as f64 / 1e9 / ctx.window_s > 0.01 => {
+            format!(", mostly because of {}", named(most))
+        }
+        _ => String::new(),
+    }
 }
 
 fn waits_for(ctx: &Context) -> String {
     use allocwall_model::catalogue::cost::WaitClass;
-    [WaitClass::Stopped, WaitClass::Storage, WaitClass::Idle, WaitClass::ApplicationLock, WaitClass::Other]
+    const NAMED: [WaitClass; 6] = [
+        WaitClass::Stopped,
+        WaitClass::Storage,
+        WaitClass::Idle,
+        WaitClass::ApplicationLock,
+        WaitClass::Gil,
+        WaitClass::Other,
+    ];
+    NAMED
         .into_iter()
         .max_by(|a, b| ctx.wait_point(*a).total_cmp(&ctx.wait_point(*b)))
         .filter(|c| ctx.wait_point(*c) > 0.0)
@@ -198,13 +227,13 @@ fn waits_for(ctx: &Context) -> String {
             WaitClass::Stopped => ", mostly stopped by a signal, a tracer or a freezer".to_owned(),
             WaitClass::Storage => ", mostly for storage".to_owned(),
             WaitClass::Idle => ", mostly for work, the network or a timer".to_owned(),
-            WaitClass::ApplicationLock => ", mostly for other threads".to_owned(),
+            WaitClass::ApplicationLock | WaitClass::Gil => ", mostly for other threads".to_owned(),
             _ => String::new(),
         })
 }
 
 /// The memory walls that must be measured for a decision.
-const MEMORY: [Wall; 3] = [Wall::FirstTouch, Wall::MapChurn, Wall::CallRate];
+const MEMORY: [Wall; 5] = [Wall::FirstTouch, Wall::Fork, Wall::FileFault, Wall::MapChurn, Wall::CallRate];
 
 /// Whether findings without a wall are a decision.
 pub fn reach<'a>(ctx: &Context, findings: impl Iterator<Item = &'a Finding>) -> Reach {
@@ -278,8 +307,13 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> Sentence {
         )
         .into();
     }
-    let verdict =
-        if unknown.is_empty() { "Memory is not your wall" } else { "No wall found in the measured part" };
+    let verdict = match other_kernel(ctx) {
+        _ if !unknown.is_empty() => "No wall found in the measured part".to_owned(),
+        other if other >= MUCH_OTHER => {
+            format!("No wall found, but {} of CPU is kernel work of an unknown kind", percent(other))
+        }
+        _ => "Memory is not your wall".to_owned(),
+    };
     with_details(format!("{verdict}: {}", figures.join(", ")))
 }
 
@@ -359,17 +393,37 @@ pub fn leading_contributor(judged: &[Judged]) -> Option<Wall> {
         .map(|j| j.finding.wall)
 }
 
+/// Kernel work for the program that is not about its memory.
+const SERVICES: [CostClass; 5] = [
+    CostClass::ForkExit,
+    CostClass::FileSystem,
+    CostClass::Sockets,
+    CostClass::Scheduling,
+    CostClass::OtherKernel,
+];
+
+/// Share of CPU time from which kernel work without a line of its own may hide a wall.
+const MUCH_OTHER: f64 = 0.2;
+
+fn other_kernel(ctx: &Context) -> f64 {
+    ctx.cpu(&[CostClass::OtherKernel]).map_or(0.0, |s| s.share.point)
+}
+
 /// The application's own share of CPU time, and the call site that has most of it, if one has.
 fn own_computing(ctx: &Context) -> (String, Option<String>) {
     let Ok(sum) = ctx.cpu(&[CostClass::Application]) else {
         return (format!("{:.2} CPUs in use", ctx.cpu_rate), None);
     };
     let own = percent(sum.share.point);
-    let kernel = ctx.cpu(&[CostClass::OtherKernel]).map_or(0.0, |s| s.share.point);
+    let kernel = ctx.cpu(&SERVICES).map_or(0.0, |s| s.share.point);
     if kernel > sum.share.point {
+        let point = |line: CostClass| ctx.cpu(&[line]).map_or(0.0, |s| s.share.point);
+        let most = SERVICES.into_iter().max_by(|a, b| point(*a).total_cmp(&point(*b)));
+        let most = most.filter(|line| *line != CostClass::OtherKernel && point(*line) > 0.5 * kernel);
         let kernel = percent(kernel);
+        let mostly = most.map_or_else(String::new, |line| format!(", mostly {}", line.title()));
         return (
-            format!("{kernel} is other work of the kernel, {own} the application's own computing"),
+            format!("{kernel} is other work of the kernel{mostly}; {own} the application's own computing"),
             None,
         );
     }
@@ -392,17 +446,26 @@ pub fn next_steps(
         next.push(ShellLine::from(CALIBRATE));
     }
     if ctx.recording.host.euid != 0 && findings.iter().any(|f| f.status == Status::NotMeasured) {
-        next.push(ShellLine::from(format!("sudo allocwall diagnose -p {}", ctx.pid())));
+        next.push(as_root(ctx));
     }
     let remedy = remedies.iter().find(|r| r.is_command && !r.how.has_gap);
     next.extend(remedy.map(|r| r.how.clone()));
     let show = findings.iter().find(|f| Some(f.wall) == wall).map(|f| &f.show);
-    next.extend(show.filter(|show| !show.has_gap).cloned());
+    // After the target's end, these commands have a placeholder for its pid.
+    next.extend(show.filter(|show| !show.has_gap && !ctx.is_over()).cloned());
     if unpriced && !next.iter().any(|n| n.command == CALIBRATE) {
         next.push(ShellLine::from(CALIBRATE));
     }
     next.truncate(3);
     next
+}
+
+/// The same diagnosis as root. A target that has ended must be started again, by whoever knows how.
+fn as_root(ctx: &Context) -> ShellLine {
+    if ctx.is_over() {
+        return ShellLine::from("sudo allocwall diagnose -- COMMAND").with_gap();
+    }
+    ShellLine::from(format!("sudo allocwall diagnose -p {}", ctx.pid()))
 }
 
 const CALIBRATE: &str = "allocwall calibrate";

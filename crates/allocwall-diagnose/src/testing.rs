@@ -1,7 +1,7 @@
 //! Synthetic recordings and bills for tests: a target that only computes, to which a test adds one wall.
 
 use super::{Finding, Verdict, verdict};
-use crate::bill::{Bill, CpuLine, Rates, Sampled, Site, WaitLine};
+use crate::bill::{Bill, CpuLine, Faulted, OwnerShare, Rates, Sampled, Site, WaitLine};
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
 use allocwall_model::catalogue::prices::*;
 use allocwall_model::catalogue::walls::Wall;
@@ -31,6 +31,7 @@ pub fn computing() -> Subject {
             switching_cpu_s: 0.0,
             on_cpu: Ok(Vec::new()),
             sampled: Err(absent()),
+            faulted: vec![],
             off_cpu: WaitClass::ALL
                 .into_iter()
                 .map(|class| WaitLine {
@@ -109,6 +110,14 @@ impl Subject {
         self
     }
 
+    /// Divides the page faults of a wall by the owner of the memory, in these parts.
+    pub fn faulted(&mut self, wall: Wall, parts: &[(Owner, f64)]) -> &mut Self {
+        let owner = |&(owner, part): &(Owner, f64)| OwnerShare { owner, share: Interval::exact(part) };
+        let owners = parts.iter().map(owner).collect();
+        self.bill.faulted = vec![Faulted { wall, samples: 1_000, known: 1.0, owners }];
+        self
+    }
+
     pub fn cpus(&mut self, cpus: f64) -> &mut Self {
         self.bill.cpu_s = cpus * WINDOW_S;
         self
@@ -168,7 +177,8 @@ impl Subject {
     }
 
     fn sample(&mut self, kernel: Option<u32>, user: Option<u32>, n: usize) -> &mut Self {
-        let sample = CpuSample { t_ns: 0, pid: 100, tid: 100, cpu: 0, kernel, user, deep: false };
+        let sample =
+            CpuSample { t_ns: 0, pid: 100, tid: 100, cpu: 0, kernel, user, deep: false, faulted: None };
         self.recording.samples.extend(std::iter::repeat_n(sample, n));
         self
     }

@@ -79,6 +79,22 @@ pub fn empty() -> Recording {
         counts: vec![],
         neighbours: vec![],
         heap: Err(unknown()),
+        accounts: vec![],
+        collecting: vec![],
+    }
+}
+
+/// The account of an interpreter whose collector was sampled for this time.
+pub fn account(pid: i32, over_ns: u64) -> RuntimeAccount {
+    let unknown = || Absence::new(Reason::NotApplicable, "sketch");
+    RuntimeAccount {
+        pid,
+        method: "sketch".into(),
+        over_ns,
+        stopped_ns: Ok(Figure { value: Interval::exact(0.0), sampled: true }),
+        collections: Err(unknown()),
+        collector_cpu_ns: Err(unknown()),
+        allocated_bytes: Err(unknown()),
     }
 }
 
@@ -169,6 +185,7 @@ impl Sketch {
             kernel,
             user,
             deep: true,
+            faulted: None,
         }));
     }
 
@@ -190,9 +207,19 @@ impl Sketch {
             weight_ns: period,
             state,
             syscall,
+            python_lock: None,
             kernel,
             user,
         }));
+    }
+
+    /// Adds spans in which the collector of the process ran, from and to a time in milliseconds, and its account of the
+    /// whole window.
+    pub fn collecting(&mut self, spans: &[(u64, u64)]) {
+        self.recording.accounts.push(account(PID, self.recording.meta.window_ns));
+        let spans =
+            spans.iter().map(|(from, to)| Collecting { pid: PID, from_ns: from * MS, to_ns: to * MS });
+        self.recording.collecting.extend(spans);
     }
 
     /// Sets a price list with one entry.

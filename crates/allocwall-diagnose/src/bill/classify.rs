@@ -6,7 +6,7 @@ use allocwall_model::catalogue::prices::FAULT_RETURN;
 use allocwall_model::catalogue::symbols::{self, KernelLine, KernelRole, Scope, UserRole};
 use allocwall_model::catalogue::syscalls::{self, CallWait, KernelWait, UserWait};
 use allocwall_model::recording::{
-    CpuSample, Frame, Module, ModuleRole, Recording, Runtime, ThreadTimes, WaitSample, gained,
+    CpuSample, Frame, Module, ModuleRole, Owner, Recording, Runtime, ThreadTimes, WaitSample, gained,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,53 +20,97 @@ const IDLE_CPU_SHARE: f64 = 0.05;
 /// A function needs this many samples with a known kind of fault before its other samples are divided by them.
 const MIN_KNOWN_FAULTS: u64 = 10;
 
+/// If so many write faults of a process neither zero nor copy a page in any sample, they only make pages writable: after
+/// mprotect, or after the end of the other process that shared them. Zeroing or copying is a fifth of the others or more.
+const MIN_WRITES: u64 = 30;
+
 /// Process, module and name of the function that was running when the fault came.
 type FaultingFunction<'a> = (i32, Option<u32>, Option<&'a str>);
 
-/// Samples in faults whose kind is known, and how the unknown ones have been divided so far.
+/// The kinds of fault, by the class that they belong to. (Zeroing belongs to first touches.)
+const FAULTS: [CostClass; 4] =
+    [CostClass::FaultPath, CostClass::CopyOnWrite, CostClass::FileFault, CostClass::OtherKernel];
+
+/// The kind of a fault whose kind is known.
+fn kind_of_fault(line: KernelLine) -> Option<CostClass> {
+    match line {
+        KernelLine::Class(CostClass::FaultPath | CostClass::Zeroing) => Some(CostClass::FaultPath),
+        KernelLine::Class(class @ (CostClass::CopyOnWrite | CostClass::FileFault)) => Some(class),
+        KernelLine::OtherFault => Some(CostClass::OtherKernel),
+        _ => None,
+    }
+}
+
+/// Samples in faults by kind, and how samples of unknown kind have been divided so far.
 #[derive(Default)]
 struct Faults {
-    first_touch: u64,
-    other: u64,
-    /// The part not yet assigned to the other kinds, in units of 1 / `known()`.
-    unassigned: u64,
+    counts: [u64; FAULTS.len()],
+    /// What each kind is still owed, in units of 1 / `known()`.
+    owed: [i64; FAULTS.len()],
 }
 
 impl Faults {
-    fn count(&mut self, line: KernelLine) {
-        match line {
-            KernelLine::Class(CostClass::FaultPath | CostClass::Zeroing) => self.first_touch += 1,
-            KernelLine::OtherFault => self.other += 1,
-            _ => {}
-        }
+    fn count(&mut self, kind: CostClass) {
+        let at = FAULTS.iter().position(|k| *k == kind).expect("FAULTS has every kind");
+        self.counts[at] += 1;
     }
 
     fn known(&self) -> u64 {
-        self.first_touch + self.other
+        self.counts.iter().sum()
+    }
+
+    /// A kernel that zeroes each page that it hands out (init_on_alloc, a default of distributions) also does it before a
+    /// copy, in less time than the copy takes.
+    fn leave_out_zeroing_before_copies(&mut self) {
+        // In the order of `FAULTS`.
+        let [touches, copies, ..] = &mut self.counts;
+        *touches = touches.saturating_sub(*copies);
     }
 
     /// Class of the next unknown one. Each kind gets its part, evenly over time. If nothing is known: first touch,
     /// the most common.
     fn next(&mut self) -> CostClass {
-        self.unassigned += self.other;
-        if self.other > 0 && self.unassigned >= self.known() {
-            self.unassigned -= self.known();
-            return CostClass::OtherKernel;
+        for (owed, count) in self.owed.iter_mut().zip(self.counts) {
+            *owed += count as i64;
         }
-        CostClass::FaultPath
+        let most = (0..FAULTS.len()).rev().max_by_key(|kind| self.owed[*kind]).unwrap_or(0);
+        self.owed[most] -= self.known() as i64;
+        FAULTS[most]
+    }
+}
+
+/// Samples in faults by kind, of each user function and of each process.
+#[derive(Default)]
+struct KnownFaults<'a> {
+    by_function: BTreeMap<FaultingFunction<'a>, Faults>,
+    by_process: BTreeMap<i32, Faults>,
+}
+
+impl<'a> KnownFaults<'a> {
+    fn count(&mut self, function: FaultingFunction<'a>, kind: CostClass) {
+        self.by_function.entry(function).or_default().count(kind);
+        self.by_process.entry(function.0).or_default().count(kind);
+    }
+
+    /// Class of the next sample of unknown kind: in proportion to those of known kind of the same function, or of the
+    /// same process if the function has too few. None if the process has none.
+    fn next(&mut self, function: FaultingFunction<'a>) -> Option<CostClass> {
+        let faults = match self.by_function.get_mut(&function) {
+            Some(faults) if faults.known() >= MIN_KNOWN_FAULTS => faults,
+            _ => self.by_process.get_mut(&function.0)?,
+        };
+        Some(faults.next())
     }
 }
 
 /// A function's samples in faults, its own samples, and the part of its own samples that is moved to faults.
 #[derive(Default)]
 struct Returns {
-    faults: u64,
-    first_touches: u64,
+    faults: Faults,
     own: u64,
     /// The part of its own samples that belongs to the ends of faults.
     share: f64,
     unassigned: f64,
-    unassigned_first_touch: f64,
 }
 
 impl Returns {
@@ -77,12 +121,7 @@ impl Returns {
             return None;
         }
         self.unassigned -= 1.0;
-        self.unassigned_first_touch += self.first_touches as f64 / self.faults as f64;
-        if self.unassigned_first_touch < 0.5 {
-            return Some(CostClass::OtherKernel);
-        }
-        self.unassigned_first_touch -= 1.0;
-        Some(CostClass::FaultPath)
+        Some(self.faults.next())
     }
 }
 
@@ -95,6 +134,8 @@ pub struct Classifier<'a> {
     jvm: BTreeSet<i32>,
     go: BTreeSet<i32>,
     threads: BTreeMap<(i32, i32), &'a ThreadTimes>,
+    /// When each process's collector ran, from and to, sorted.
+    collecting: BTreeMap<i32, Vec<(u64, u64)>>,
     major_faults: bool,
 }
 
@@ -126,6 +167,11 @@ impl<'a> Classifier<'a> {
             (Some(first), Some(last)) => gained(first.major_faults, last.major_faults) != Some(0),
             _ => true,
         };
+        let mut collecting: BTreeMap<i32, Vec<(u64, u64)>> = BTreeMap::new();
+        for span in &recording.collecting {
+            collecting.entry(span.pid).or_default().push((span.from_ns, span.to_ns));
+        }
+        collecting.values_mut().for_each(|spans| spans.sort_unstable());
         Classifier {
             recording,
             kernel,
@@ -134,6 +180,7 @@ impl<'a> Classifier<'a> {
             jvm,
             go,
             threads: recording.threads.iter().map(|t| ((t.pid, t.tid), t)).collect(),
+            collecting,
             major_faults,
         }
     }
@@ -144,36 +191,59 @@ impl<'a> Classifier<'a> {
     /// These samples are divided in proportion to the recognized ones of the same user function, or of the same
     /// process if the function has too few.
     pub fn cpu(&self, samples: &[CpuSample]) -> Vec<CostClass> {
-        let lines: Vec<KernelLine> = samples.iter().map(|s| self.line(s)).collect();
-        let mut by_function: BTreeMap<FaultingFunction, Faults> = BTreeMap::new();
-        let mut by_process: BTreeMap<i32, Faults> = BTreeMap::new();
-        let is_known = |line: &KernelLine| {
-            matches!(
-                line,
-                KernelLine::Class(CostClass::FaultPath | CostClass::Zeroing) | KernelLine::OtherFault
-            )
-        };
-        for (sample, line) in samples.iter().zip(&lines).filter(|(_, line)| is_known(line)) {
-            let function = by_function.entry(self.faulting_function(sample)).or_default();
-            function.count(*line);
-            by_process.entry(sample.pid).or_default().count(*line);
+        let mut lines: Vec<KernelLine> = samples.iter().map(|s| self.line(s)).collect();
+        self.divide_writes(samples, &mut lines);
+        let mut known = KnownFaults::default();
+        for (sample, line) in samples.iter().zip(&lines) {
+            if let Some(kind) = kind_of_fault(*line) {
+                known.count(self.faulting_function(sample), kind);
+            }
         }
         let class = |(sample, line): (&CpuSample, &KernelLine)| match line {
-            KernelLine::Class(class) => *class,
-            KernelLine::OtherFault | KernelLine::ByCaller => CostClass::OtherKernel,
+            KernelLine::Class(class) | KernelLine::ByCaller(class) => *class,
+            // `divide_writes` leaves no write fault.
+            KernelLine::OtherFault | KernelLine::WriteFault(_) => CostClass::OtherKernel,
             KernelLine::SomeFault => {
-                let function = by_function.entry(self.faulting_function(sample)).or_default();
-                let faults = if function.known() >= MIN_KNOWN_FAULTS {
-                    Some(function)
-                } else {
-                    by_process.get_mut(&sample.pid)
-                };
-                faults.map_or(CostClass::FaultPath, Faults::next)
+                known.next(self.faulting_function(sample)).unwrap_or(CostClass::FaultPath)
             }
         };
         let mut classes: Vec<CostClass> = samples.iter().zip(&lines).map(class).collect();
         self.return_to_faults(samples, &lines, &mut classes);
         classes
+    }
+
+    /// A write fault on a page that is mapped read-only zeroes a new page if the old one was the zero page: this is a
+    /// first touch. Else it copies the page. Few of its samples show which, and the others are divided like these.
+    fn divide_writes(&self, samples: &[CpuSample], lines: &mut [KernelLine]) {
+        let mut shown = KnownFaults::default();
+        let mut not_shown: BTreeMap<i32, u64> = BTreeMap::new();
+        for (sample, line) in samples.iter().zip(&*lines) {
+            let function = self.faulting_function(sample);
+            match line {
+                KernelLine::WriteFault(Some(CostClass::Zeroing)) => {
+                    shown.count(function, CostClass::FaultPath);
+                }
+                KernelLine::WriteFault(Some(class)) => shown.count(function, *class),
+                KernelLine::WriteFault(None) => *not_shown.entry(sample.pid).or_default() += 1,
+                _ => {}
+            }
+        }
+        let all = shown.by_function.values_mut().chain(shown.by_process.values_mut());
+        all.for_each(Faults::leave_out_zeroing_before_copies);
+        for (sample, line) in samples.iter().zip(lines) {
+            let KernelLine::WriteFault(own) = *line else { continue };
+            let kind = match own {
+                Some(CostClass::CopyOnWrite) => own,
+                _ => shown.next(self.faulting_function(sample)),
+            };
+            let nothing_shown = || not_shown.get(&sample.pid).is_none_or(|count| *count < MIN_WRITES);
+            *line = match kind {
+                Some(CostClass::FaultPath) if own.is_some() => KernelLine::Class(CostClass::Zeroing),
+                Some(kind) => KernelLine::Class(kind),
+                None if nothing_shown() => KernelLine::Class(CostClass::CopyOnWrite),
+                None => KernelLine::OtherFault,
+            };
+        }
     }
 
     /// The end of a fault, after its handler, is sampled on the program's own instruction (`prices::FAULT_RETURN`).
@@ -183,21 +253,16 @@ impl<'a> Classifier<'a> {
         let Some(due) = self.fault_return_samples() else {
             return;
         };
-        let in_fault = |line: &KernelLine| {
-            matches!(
-                line,
-                KernelLine::Class(CostClass::FaultPath | CostClass::Zeroing)
-                    | KernelLine::OtherFault
-                    | KernelLine::SomeFault
-            )
-        };
         let mut functions: BTreeMap<FaultingFunction, Returns> = BTreeMap::new();
         let mut total = 0;
         for ((sample, line), class) in samples.iter().zip(lines).zip(classes.iter()) {
-            if in_fault(line) {
-                let returns = functions.entry(self.faulting_function(sample)).or_default();
-                returns.faults += 1;
-                returns.first_touches += u64::from(*class != CostClass::OtherKernel);
+            let kind = match line {
+                // It was divided: its class says which kind it is counted as.
+                KernelLine::SomeFault => Some(*class),
+                line => kind_of_fault(*line),
+            };
+            if let Some(kind) = kind {
+                functions.entry(self.faulting_function(sample)).or_default().faults.count(kind);
                 total += 1;
             }
         }
@@ -207,7 +272,7 @@ impl<'a> Classifier<'a> {
             }
         }
         for returns in functions.values_mut() {
-            let due = due * returns.faults as f64 / total as f64;
+            let due = due * returns.faults.known() as f64 / f64::from(total);
             returns.share = (due / returns.own.max(1) as f64).min(1.0);
         }
         for (sample, class) in samples.iter().zip(classes).filter(|(s, _)| s.kernel.is_none()) {
@@ -234,7 +299,13 @@ impl<'a> Classifier<'a> {
             return KernelLine::Class(CostClass::UnnamedKernel);
         }
         match symbols::kernel_line(self.frames(Some(kernel)).iter().map(|f| self.kernel_role(*f))) {
-            KernelLine::ByCaller => KernelLine::Class(self.kernel_line_by_caller(sample.user)),
+            KernelLine::ByCaller(class) => {
+                KernelLine::Class(self.class_by_caller(sample.user).unwrap_or(class))
+            }
+            // A private page of a file that was read before is copied at its first write, without a fork.
+            KernelLine::WriteFault(_) if sample.faulted == Some(Owner::File) => {
+                KernelLine::Class(CostClass::FileFault)
+            }
             line => line,
         }
     }
@@ -275,6 +346,12 @@ impl<'a> Classifier<'a> {
         (!roles.all(wrapper)).then_some(false)
     }
 
+    /// Whether the sample is in a function that fills or copies memory.
+    pub fn zeroes_or_copies(&self, sample: &CpuSample) -> bool {
+        let leaf = self.frames(sample.user).first();
+        sample.kernel.is_none() && leaf.and_then(|f| self.role(*f)) == Some(UserRole::Memory)
+    }
+
     fn faulting_function(&self, sample: &CpuSample) -> FaultingFunction<'a> {
         let leaf = self.frames(sample.user).first().and_then(|f| self.recording.frames.get(*f as usize));
         (sample.pid, leaf.and_then(|f| f.module), leaf.and_then(|f| f.symbol.as_deref()))
@@ -296,7 +373,7 @@ impl<'a> Classifier<'a> {
             Some(UserRole::MapCall) => return CostClass::MapCalls,
             _ => {}
         }
-        if self.collector_threads.contains(&(sample.pid, sample.tid)) {
+        if self.collector_threads.contains(&(sample.pid, sample.tid)) || self.collects_unnamed(sample) {
             return CostClass::GarbageCollector;
         }
         for frame in frames {
@@ -310,12 +387,37 @@ impl<'a> Classifier<'a> {
         CostClass::Application
     }
 
-    fn kernel_line_by_caller(&self, user: Option<u32>) -> CostClass {
+    /// Whether a stripped interpreter works while its own flag says that it collects. Only one thread runs the
+    /// interpreter's code then; threads with other code run beside it. Its allocator has exported names.
+    fn collects_unnamed(&self, sample: &CpuSample) -> bool {
+        let Some(spans) = self.collecting.get(&sample.pid) else {
+            return false;
+        };
+        let begun = spans.partition_point(|(from, _)| *from <= sample.t_ns);
+        if spans[..begun].last().is_none_or(|(_, to)| *to <= sample.t_ns) {
+            return false;
+        }
+        let is_helper = |frame: &u32| {
+            let role = self.module_of(*frame).map(|m| m.role);
+            matches!(role, Some(ModuleRole::Libc | ModuleRole::Loader | ModuleRole::Vdso))
+        };
+        let Some(innermost) = self.frames(sample.user).iter().copied().find(|f| !is_helper(f)) else {
+            return false;
+        };
+        self.module_of(innermost).is_some_and(|m| m.role == ModuleRole::Cpython && !m.has_symbols)
+            && self.role(innermost) != Some(UserRole::RuntimeAllocator)
+    }
+
+    fn module_of(&self, frame: u32) -> Option<&'a Module> {
+        module(self.recording, self.recording.frames.get(frame as usize)?)
+    }
+
+    fn class_by_caller(&self, user: Option<u32>) -> Option<CostClass> {
         let frames = self.frames(user);
         match frames.first().and_then(|f| self.role(*f)) {
-            Some(UserRole::MapCall) => CostClass::MapCalls,
-            _ if self.allocator_calls(frames) => CostClass::AllocatorLocks,
-            _ => CostClass::OtherKernel,
+            Some(UserRole::MapCall) => Some(CostClass::MapCalls),
+            _ if self.allocator_calls(frames) => Some(CostClass::AllocatorLocks),
+            _ => None,
         }
     }
 
@@ -410,6 +512,9 @@ impl<'a> Classifier<'a> {
 
     /// The purpose of a futex wait, if the user stack or the runtime shows it.
     fn purpose(&self, sample: &WaitSample) -> Option<WaitClass> {
+        if sample.python_lock == Some(true) {
+            return Some(WaitClass::Gil);
+        }
         let frames = self.frames(sample.user);
         let waits: Vec<UserWait> = frames
             .iter()
@@ -425,6 +530,9 @@ impl<'a> Classifier<'a> {
         // A runtime's own waits use the primitives below, so they are checked first.
         if waits.contains(&UserWait::Pause) {
             return Some(WaitClass::Other);
+        }
+        if waits.contains(&UserWait::Gil) {
+            return Some(WaitClass::Gil);
         }
         if waits.contains(&UserWait::Lock) {
             return Some(WaitClass::ApplicationLock);
@@ -659,6 +767,54 @@ mod tests {
     }
 
     #[test]
+    fn a_stripped_interpreter_collects_while_its_flag_is_set() {
+        use CostClass::*;
+        let class = |has_symbols: bool, spans: &[(u64, u64)], pid: i32, stack: &str| {
+            let mut s = Sketch::new();
+            modules(&mut s);
+            s.runtime(Runtime::Cpython { version: "3.11.2".into(), free_threaded: false });
+            let python = s.recording.modules.iter_mut().find(|m| m.role == ModuleRole::Cpython);
+            python.expect("it was added").has_symbols = has_symbols;
+            s.samples(1, PID, "", stack);
+            let sample = &mut s.recording.samples[0];
+            (sample.t_ns, sample.pid) = (50_000_000, pid);
+            s.collecting(spans);
+            Classifier::new(&s.recording).cpu(&s.recording.samples)[0]
+        };
+        let now = &[(0, 10), (40, 60), (70, 80)][..];
+        let unnamed = "python+1234;python+2345;python!_PyEval_EvalFrameDefault";
+        assert_eq!(class(false, now, PID, unnamed), GarbageCollector);
+        // Not while the flag was not set, not in another process, and not if names tell more.
+        for spans in [&[][..], &[(0, 50)], &[(51, 60)], &[(50, 50)]] {
+            assert_eq!(class(false, spans, PID, unnamed), Application, "{spans:?}");
+        }
+        assert_eq!(class(false, now, PID + 1, unnamed), Application);
+        assert_eq!(class(true, now, PID, unnamed), Application);
+        for (stack, expected) in [
+            // Finalizers that run in the interpreter are included, and copies that it makes.
+            ("python!_PyEval_EvalFrameDefault;python+2345", GarbageCollector),
+            ("libc!__memmove_avx_unaligned_erms;python+1234", GarbageCollector),
+            // Threads of native code run beside the collector.
+            ("app!work;app!run", Application),
+            ("libc!__memmove_avx_unaligned_erms;app!work;python+1234", Application),
+            ("", Application),
+            // Allocators keep their lines.
+            ("libc+9800;python+1234;python+2345", AllocatorCode),
+            ("libc!pthread_mutex_lock;libjemalloc+100;python+1234", AllocatorLocks),
+            ("python!PyObject_Free;python+1234;python+2345", RuntimeAllocator),
+            // An allocation started the collector.
+            ("python+1234;python+2345;python!_PyObject_GC_New", GarbageCollector),
+        ] {
+            assert_eq!(class(false, now, PID, stack), expected, "{stack}");
+        }
+        // The kernel's work for the collector stays in the kernel's lines.
+        let mut s = Sketch::new();
+        s.samples(1, PID, "do_anonymous_page;handle_mm_fault;exc_page_fault", "app!work");
+        s.collecting(now);
+        assert_eq!(Classifier::new(&s.recording).cpu(&s.recording.samples), [FaultPath]);
+    }
+
+    #[test]
     fn the_caller_of_a_map_call_needs_a_stack() {
         for (stack, malloc) in [
             ("libc!munmap;libc+9800;libc+9900;app!work", Some(true)),
@@ -701,7 +857,7 @@ mod tests {
             class_of(futex, "libc!__lll_lock_wait_private;libc+9800;app!work"),
             CostClass::AllocatorLocks
         );
-        assert_eq!(class_of(futex, "libc!pthread_cond_wait;app!work"), CostClass::OtherKernel);
+        assert_eq!(class_of(futex, "libc!pthread_cond_wait;app!work"), CostClass::Scheduling);
         assert_eq!(
             class_of("do_syscall_64;entry_SYSCALL_64_after_hwframe", "libc!__brk;libc!sbrk"),
             CostClass::MapCalls
@@ -735,6 +891,57 @@ mod tests {
         assert_eq!(faults_of(10, 0, "app!rare"), 400);
     }
 
+    /// Samples in write faults that zero a page, copy it, or show neither, from one user function: the lines that they go
+    /// to, as (first touch, copy-on-write, other kernel).
+    fn writes(zeroing: u64, copying: u64, neither: u64, owner: Option<Owner>) -> (usize, usize, usize) {
+        let mut s = Sketch::new();
+        for (count, leaf) in [
+            (zeroing, "clear_page_erms;prep_new_page;vma_alloc_folio_noprof"),
+            (copying, "copy_mc_enhanced_fast_string"),
+            (neither, "_raw_spin_lock;__pte_offset_map_lock"),
+        ] {
+            if count > 0 {
+                let stack = format!("{leaf};do_wp_page;__handle_mm_fault;handle_mm_fault;exc_page_fault");
+                s.samples(count, PID, &stack, "app!update");
+            }
+        }
+        s.recording.samples.iter_mut().for_each(|sample| sample.faulted = owner);
+        let classes = Classifier::new(&s.recording).cpu(&s.recording.samples);
+        let count = |of: &[CostClass]| classes.iter().filter(|class| of.contains(class)).count();
+        let lines = (
+            count(&[CostClass::FaultPath, CostClass::Zeroing]),
+            count(&[CostClass::CopyOnWrite]),
+            count(&[CostClass::OtherKernel]),
+        );
+        assert_eq!(lines.0 + lines.1 + lines.2 + count(&[CostClass::FileFault]), classes.len());
+        lines
+    }
+
+    #[test]
+    fn a_write_to_the_zero_page_is_a_first_touch_and_a_copy_is_not() {
+        // Memory that was read before it was written, and its twin, which a child shares.
+        assert_eq!(writes(40, 0, 200, None), (240, 0, 0));
+        assert_eq!(writes(0, 40, 200, None), (0, 240, 0));
+        // Both in one function.
+        let (touches, copies, _) = writes(80, 20, 300, None);
+        assert!((280..=310).contains(&touches) && touches + copies == 400, "{touches} {copies}");
+        // A kernel that zeroes all pages zeroes those of copies too.
+        assert_eq!(writes(35, 40, 200, None), (0, 275, 0));
+    }
+
+    #[test]
+    fn a_write_that_neither_zeroes_nor_copies_is_no_copy() {
+        // After mprotect. A few samples do not show it.
+        assert_eq!(writes(0, 0, 200, None), (0, 0, 200));
+        assert_eq!(writes(0, 0, 20, None), (0, 20, 0));
+    }
+
+    #[test]
+    fn a_copied_page_of_a_file_is_a_file_fault() {
+        assert_eq!(writes(0, 40, 200, Some(Owner::File)), (0, 0, 0));
+        assert_eq!(writes(0, 40, 200, Some(Owner::Heap)), (0, 240, 0));
+    }
+
     #[test]
     fn the_end_of_a_fault_goes_back_to_it_from_the_function_that_faulted() {
         let touch = "do_anonymous_page;__handle_mm_fault;handle_mm_fault;exc_page_fault";
@@ -753,7 +960,7 @@ mod tests {
             let count = |class| classes.iter().filter(|c| **c == class).count();
             (
                 count(CostClass::FaultPath) - 600,
-                count(CostClass::OtherKernel) - 200,
+                count(CostClass::FileFault) - 200,
                 count(CostClass::Application) - 1000,
             )
         };
@@ -881,7 +1088,7 @@ mod tests {
                 futex,
                 "libc!pthread_cond_timedwait;python!take_gil;python!PyEval_RestoreThread",
                 0,
-                ApplicationLock,
+                Gil,
             ),
             // No user stack: a busy thread waits for a lock, an idle one is parked.
             ('S', Some(202), "", "", 5000, ApplicationLock),

@@ -5,11 +5,13 @@ use super::sites::{SiteSample, sites};
 use super::{CpuLine, block_of, blocks, increase};
 use allocwall_model::catalogue::cost::CostClass;
 use allocwall_model::catalogue::prices::CONTEXT_SWITCH;
+use allocwall_model::catalogue::thresholds::MIN_SAMPLES;
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::recording::{ModuleRole, ProbeName, Recording, Runtime};
 use allocwall_model::stats;
 use allocwall_model::units::{Absence, Interval, Measured, Reason};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// CPU time that the kernel charged to the target, in seconds. Times of threads are exact, but miss threads that
 /// started and ended between two readings. Times of processes are complete, but have the resolution of clock ticks.
@@ -187,9 +189,8 @@ fn may_be_in(class: CostClass, recording: &Recording, sampled: &Sampled) -> Opti
         _ if class.is_named_kernel() && (!recording.meta.kernel_samples || unnamed()) => {
             Some(CostClass::UnnamedKernel)
         }
-        CostClass::RuntimeAllocator | CostClass::GarbageCollector
-            if stripped_runtime(recording).is_some() =>
-        {
+        CostClass::RuntimeAllocator if stripped_runtime(recording).is_some() => Some(CostClass::Application),
+        CostClass::GarbageCollector if stripped_runtime(recording).is_some_and(|s| !s.collector_read) => {
             Some(CostClass::Application)
         }
         _ => None,
@@ -317,17 +318,32 @@ fn method(class: CostClass, recording: &Recording) -> &'static str {
         }
         CostClass::AllocatorLocks => "CPU samples: lock functions and futex calls made by the allocator",
         CostClass::RuntimeAllocator => "CPU samples: the runtime's allocation functions",
+        CostClass::GarbageCollector if stripped_runtime(recording).is_some_and(|s| s.collector_read) => {
+            "CPU samples: the interpreter's code while its own flag said that it collected"
+        }
         CostClass::GarbageCollector => "CPU samples: collector functions on the stack, collector threads",
         CostClass::FaultPath => {
             "CPU samples: kernel stack in a page fault, without zeroing, copies and files; entry and exit of all faults in proportion"
         }
         CostClass::Zeroing => "CPU samples: kernel clearing pages within a page fault",
+        CostClass::CopyOnWrite => {
+            "CPU samples: kernel stack in a write fault that copies a page of no file; the samples of all write faults in proportion"
+        }
+        CostClass::FileFault => {
+            "CPU samples: kernel stack in a fault on a page of a file or on a shared page"
+        }
         CostClass::MapCalls => "CPU samples: kernel stack in map calls, without page release and locks",
         CostClass::PageRelease => {
             "CPU samples: kernel unmapping pages, except at exit and exec; TLB shootdowns received"
         }
         CostClass::AddressSpaceLock => "CPU samples: semaphore functions below map calls and faults",
         CostClass::Reclaim => "CPU samples: kernel in reclaim, compaction, huge-page collapse",
+        CostClass::ForkExit => "CPU samples: kernel stack in fork, clone, exec, exit or wait",
+        CostClass::FileSystem => "CPU samples: kernel stack in file system or block code",
+        CostClass::Sockets => "CPU samples: kernel stack in network, pipe or splice code",
+        CostClass::Scheduling => {
+            "CPU samples: kernel stack in the scheduler, futex, poll, epoll or sleep calls"
+        }
         CostClass::OtherKernel => "CPU samples: kernel stack in none of the lines above",
         CostClass::UnnamedKernel if !recording.meta.kernel_samples => "system time of the processes",
         CostClass::UnnamedKernel => "CPU samples: kernel stack without symbols",
@@ -350,10 +366,12 @@ fn notes(class: CostClass, recording: &Recording, sampled: &Sampled) -> Vec<Stri
             }
         }
         CostClass::RuntimeAllocator | CostClass::GarbageCollector => {
-            if let Some(runtime) = stripped_runtime(recording) {
-                notes.push(format!(
-                    "this {runtime} is stripped: code without symbols is counted as application"
-                ));
+            if let Some(stripped) = stripped_runtime(recording) {
+                let read = stripped.collector_note().filter(|_| class == CostClass::GarbageCollector);
+                notes.push(read.unwrap_or_else(|| {
+                    let name = stripped.name;
+                    format!("this {name} is stripped: code without symbols is counted as application")
+                }));
             }
         }
         CostClass::UnnamedKernel if !recording.meta.kernel_samples && sampled.share(&[class]).point > 0.0 => {
@@ -386,14 +404,198 @@ pub fn map_calls_by_malloc(recording: &Recording) -> Measured<Interval> {
     Ok(stats::wilson(by_malloc, calls))
 }
 
-/// The name of the target's runtime if it is stripped, so that its functions cannot be recognized.
-pub fn stripped_runtime(recording: &Recording) -> Option<&'static str> {
-    let stripped = |role| recording.modules.iter().any(|m| m.role == role && !m.has_symbols);
-    recording.processes.iter().find_map(|p| match p.runtime {
-        Ok(Runtime::Cpython { .. }) if stripped(ModuleRole::Cpython) => Some("Python interpreter"),
-        Ok(Runtime::Jvm { .. }) if stripped(ModuleRole::Jvm) => Some("JVM"),
-        Ok(Runtime::Node { .. }) if stripped(ModuleRole::Node) => Some("Node"),
-        Ok(Runtime::Go { .. }) if stripped(ModuleRole::Go) => Some("Go program"),
-        _ => None,
-    })
+/// Part of the samples in allocators, malloc's and the runtime's, that fill or copy memory. None with too few samples.
+pub fn allocation_by_bytes(recording: &Recording) -> Option<f64> {
+    let classifier = Classifier::new(recording);
+    let classes = classifier.cpu(&recording.samples);
+    let (mut all, mut by_bytes) = (0u64, 0u64);
+    for (sample, class) in recording.samples.iter().zip(classes) {
+        if Wall::CallRate.lines().contains(&class) {
+            all += 1;
+            by_bytes += u64::from(classifier.zeroes_or_copies(sample));
+        }
+    }
+    (all >= MIN_SAMPLES).then(|| by_bytes as f64 / all as f64)
+}
+
+/// A runtime of the target whose functions cannot be recognized, because its file is stripped.
+pub struct Stripped {
+    pub name: &'static str,
+    /// Its own account shows when its collector ran.
+    pub collector_read: bool,
+}
+
+impl Stripped {
+    /// What the line of the collector contains, if the interpreter's own account defines it.
+    pub fn collector_note(&self) -> Option<String> {
+        self.collector_read.then(|| {
+            format!(
+                "this {} is stripped: its own flag shows when it collects; finalizers and frees inside a collection are included",
+                self.name
+            )
+        })
+    }
+}
+
+/// The target's runtime if it is stripped; of several, one whose collector cannot be recognized either.
+pub fn stripped_runtime(recording: &Recording) -> Option<Stripped> {
+    let is_stripped = |role| recording.modules.iter().any(|m| m.role == role && !m.has_symbols);
+    let (mut readable, mut is_read) = (None, None);
+    for process in &recording.processes {
+        let (role, name) = match process.runtime {
+            Ok(Runtime::Cpython { .. }) => (ModuleRole::Cpython, "Python interpreter"),
+            Ok(Runtime::Jvm { .. }) => (ModuleRole::Jvm, "JVM"),
+            Ok(Runtime::Node { .. }) => (ModuleRole::Node, "Node"),
+            Ok(Runtime::Go { .. }) => (ModuleRole::Go, "Go program"),
+            Ok(Runtime::Native) | Err(_) => continue,
+        };
+        if !is_stripped(role) {
+            continue;
+        }
+        let collector_read =
+            role == ModuleRole::Cpython && *is_read.get_or_insert_with(|| collections_are_read(recording));
+        if !collector_read {
+            return Some(Stripped { name, collector_read });
+        }
+        readable = Some(Stripped { name, collector_read });
+    }
+    readable
+}
+
+/// Whether the interpreters' accounts show when their collectors ran, for nearly all of their CPU time.
+fn collections_are_read(recording: &Recording) -> bool {
+    /// The account of a process begins a moment after the window, or after the start of the process.
+    const NEARLY_ALL: f64 = 0.9;
+    /// Samples of a process, and the times of the first and the last one.
+    struct Seen {
+        count: u64,
+        first_ns: u64,
+        last_ns: u64,
+    }
+    let is_python = |runtime: &Measured<Runtime>| matches!(runtime, Ok(Runtime::Cpython { .. }));
+    let mut processes: BTreeMap<i32, Option<Seen>> = recording
+        .processes
+        .iter()
+        .filter(|process| is_python(&process.runtime))
+        .map(|process| (process.pid, None))
+        .collect();
+    for sample in &recording.samples {
+        let Some(process) = processes.get_mut(&sample.pid) else {
+            continue;
+        };
+        let t_ns = sample.t_ns;
+        let seen = process.get_or_insert(Seen { count: 0, first_ns: t_ns, last_ns: t_ns });
+        seen.count += 1;
+        seen.first_ns = seen.first_ns.min(t_ns);
+        seen.last_ns = seen.last_ns.max(t_ns);
+    }
+    let read_ns = |pid: i32| {
+        let account = recording.accounts.iter().find(|account| account.pid == pid)?;
+        account.stopped_ns.is_ok().then_some(account.over_ns)
+    };
+    let (mut all, mut unread) = (0.0, 0.0);
+    for (pid, seen) in &processes {
+        let Some(seen) = seen else { continue };
+        let lived_ns = seen.last_ns - seen.first_ns;
+        let part = match read_ns(*pid) {
+            None => 0.0,
+            Some(over_ns) if over_ns < lived_ns => over_ns as f64 / lived_ns as f64,
+            Some(_) => 1.0,
+        };
+        all += seen.count as f64;
+        unread += seen.count as f64 * (1.0 - part);
+    }
+    let any = processes.keys().any(|pid| read_ns(*pid).is_some());
+    any && unread <= (1.0 - NEARLY_ALL) * all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use allocwall_model::recording::Process;
+    use allocwall_sketches::recording::{MS, PID, Sketch, account};
+
+    /// A stripped interpreter with 100 samples over the window.
+    fn python() -> Sketch {
+        let mut s = Sketch::new();
+        let module = s.module("python", ModuleRole::Cpython);
+        s.recording.modules[module as usize].has_symbols = false;
+        s.runtime(Runtime::Cpython { version: "3.11.2".into(), free_threaded: false });
+        s.samples(100, PID, "", "python+1234");
+        s
+    }
+
+    fn is_read(s: &Sketch) -> bool {
+        stripped_runtime(&s.recording).expect("it is stripped").collector_read
+    }
+
+    /// A second process with the runtime of the first, and this number of samples.
+    fn second(s: &mut Sketch, samples: u64) {
+        let process = s.recording.processes[0].clone();
+        s.recording.processes.push(Process { pid: PID + 1, ..process });
+        let from = s.recording.samples.len();
+        s.samples(samples, PID + 1, "", "python+1234");
+        s.recording.samples[from..].iter_mut().for_each(|sample| sample.pid = PID + 1);
+    }
+
+    #[test]
+    fn an_account_must_cover_nearly_all_samples() {
+        let mut s = python();
+        assert!(!is_read(&s), "no account");
+        s.collecting(&[]);
+        assert!(is_read(&s));
+        s.recording.accounts[0].over_ns = 14_000 * MS;
+        assert!(is_read(&s));
+        s.recording.accounts[0].over_ns = 5_000 * MS;
+        assert!(!is_read(&s), "a third of the window");
+        s.recording.accounts[0] = account(PID, 15_000 * MS);
+        s.recording.accounts[0].stopped_ns = Err(Absence::new(Reason::TooLittle, "test"));
+        assert!(!is_read(&s), "the flag was not sampled");
+    }
+
+    #[test]
+    fn every_process_that_uses_cpu_time_needs_an_account() {
+        for (samples, read) in [(0, true), (5, true), (50, false)] {
+            let mut s = python();
+            s.collecting(&[]);
+            if samples > 0 {
+                second(&mut s, samples);
+            }
+            assert_eq!(is_read(&s), read, "{samples}");
+            s.recording.accounts.push(account(PID + 1, 15_000 * MS));
+            assert!(is_read(&s));
+        }
+    }
+
+    #[test]
+    fn a_collector_that_was_read_hides_in_no_line() {
+        let of = |s: &Sketch| {
+            let line = |class| {
+                let sampled = Sampled::default();
+                let notes = notes(class, &s.recording, &sampled);
+                (may_be_in(class, &s.recording, &sampled), notes.len(), notes.concat())
+            };
+            (line(CostClass::GarbageCollector), line(CostClass::RuntimeAllocator))
+        };
+        let mut s = python();
+        let (collector, allocator) = of(&s);
+        assert_eq!((collector.0, collector.1), (Some(CostClass::Application), 1));
+        assert_eq!(collector, allocator);
+        s.collecting(&[(0, 100)]);
+        let (collector, with_account) = of(&s);
+        assert_eq!((collector.0, collector.1), (None, 1));
+        assert!(collector.2.contains("finalizers"), "{}", collector.2);
+        assert_eq!(with_account, allocator, "its functions are still not recognized");
+        // With symbols there is nothing to say.
+        let mut named = python();
+        named.recording.modules.iter_mut().for_each(|m| m.has_symbols = true);
+        assert_eq!(of(&named).0, (None, 0, String::new()));
+        // Another stripped runtime has a collector that was not read.
+        s.module("node", ModuleRole::Node);
+        s.recording.modules.iter_mut().for_each(|m| m.has_symbols = false);
+        let process = s.recording.processes[0].clone();
+        let node = Process { pid: PID + 1, runtime: Ok(Runtime::Node { version: None }), ..process };
+        s.recording.processes.push(node);
+        assert_eq!(of(&s).0.0, Some(CostClass::Application));
+    }
 }

@@ -2,6 +2,7 @@
 
 mod classify;
 mod cpu;
+mod owners;
 mod sites;
 mod waits;
 
@@ -12,7 +13,8 @@ use allocwall_model::units::{Absence, Interval, Measured, Reason};
 use serde::{Deserialize, Serialize};
 
 pub use classify::{Classifier, is_allocator_code};
-pub use cpu::{Sampled, map_calls_by_malloc, stripped_runtime};
+pub use cpu::{Sampled, allocation_by_bytes, map_calls_by_malloc, stripped_runtime};
+pub use owners::{Faulted, OwnerShare};
 pub use sites::{GENERATED_CODE, NO_SYMBOL, NO_USER_STACK};
 
 pub fn of(recording: &Recording) -> Bill {
@@ -31,6 +33,7 @@ pub fn of(recording: &Recording) -> Bill {
             .map(|sampled| cpu::lines(recording, &classifier, &classes, sampled, cpu_s))
             .map_err(Clone::clone),
         sampled,
+        faulted: owners::of(recording, &classes),
         off_cpu: waits::lines(recording, &classifier, cpu_s),
         rates: rates(recording),
     }
@@ -145,6 +148,8 @@ pub struct Bill {
     pub on_cpu: Measured<Vec<CpuLine>>,
     /// Absent if `on_cpu` is absent.
     pub sampled: Measured<Sampled>,
+    /// Whose memory the page faults are about; empty if no owner is known.
+    pub faulted: Vec<Faulted>,
     /// One line per class, in the order of `WaitClass::ALL`.
     pub off_cpu: Vec<WaitLine>,
     pub rates: Rates,
@@ -659,6 +664,25 @@ mod tests {
     }
 
     #[test]
+    fn the_address_of_a_futex_shows_the_interpreter_lock() {
+        let class_of = |python_lock| {
+            let mut s = Sketch::new();
+            s.module("python", ModuleRole::Cpython);
+            s.thread(7, "worker", 5_000);
+            s.waits(100, 7, 'S', Some(202), "futex_do_wait", "python+20");
+            for wait in &mut s.recording.waits {
+                wait.python_lock = python_lock;
+            }
+            let bill = of(&s.recording);
+            let line = bill.off_cpu.iter().find(|line| line.thread_s.as_ref().is_ok_and(|s| s.point > 5.0));
+            line.map(|line| line.class)
+        };
+        assert_eq!(class_of(Some(true)), Some(WaitClass::Gil));
+        assert_eq!(class_of(Some(false)), Some(WaitClass::ApplicationLock));
+        assert_eq!(class_of(None), Some(WaitClass::ApplicationLock));
+    }
+
+    #[test]
     fn user_stacks_and_runtimes_identify_locks() {
         let lines = |user: &str, cpu_ms| {
             let mut s = Sketch::new();
@@ -668,12 +692,12 @@ mod tests {
             of(&s.recording)
         };
         // The interpreter lock, which uses a condition variable, and a mutex.
-        for lock in [
-            "libc!pthread_cond_timedwait;python!take_gil;python!PyEval_RestoreThread",
-            "libc!__lll_lock_wait;libc!pthread_mutex_lock;app!work",
+        for (lock, class) in [
+            ("libc!pthread_cond_timedwait;python!take_gil;python!PyEval_RestoreThread", WaitClass::Gil),
+            ("libc!__lll_lock_wait;libc!pthread_mutex_lock;app!work", WaitClass::ApplicationLock),
         ] {
             let bill = lines(lock, 5_000);
-            let line = wait(&bill, WaitClass::ApplicationLock);
+            let line = wait(&bill, class);
             assert!(line.thread_s.as_ref().is_ok_and(|i| i.point > 0.9), "{lock}");
             assert_eq!((line.unknown_purpose, line.unread), (0.0, 0.0), "{lock}");
         }

@@ -93,8 +93,10 @@ fn sampled(
         };
     }
     let no_reasons = recording.waits.iter().all(|w| w.syscall.is_none() && w.kernel.is_none());
-    let needs_a_reason =
-        matches!(class, WaitClass::AddressSpaceLock | WaitClass::Allocator | WaitClass::ApplicationLock);
+    let needs_a_reason = matches!(
+        class,
+        WaitClass::AddressSpaceLock | WaitClass::Allocator | WaitClass::ApplicationLock | WaitClass::Gil
+    );
     if no_reasons && needs_a_reason {
         return Err(absence(recording, ProbeName::Waits, "what its threads wait for could not be read"));
     }
@@ -250,6 +252,9 @@ fn method(class: WaitClass, recording: &Recording) -> String {
         WaitClass::Storage => "samples of sleeping threads: uninterruptible or in storage calls",
         WaitClass::ApplicationLock => {
             "samples of sleeping threads: in a futex below a lock function, or of unknown purpose in a thread that uses 5 % CPU or more"
+        }
+        WaitClass::Gil => {
+            "samples of sleeping threads: in a futex whose address lies in the interpreter's lock, or below the function that takes it"
         }
         WaitClass::Idle => {
             "samples of sleeping threads: in poll, accept, read, sleep or on a condition variable, or on a futex of unknown purpose in a thread that uses under 5 % CPU"

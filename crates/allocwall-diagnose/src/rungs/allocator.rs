@@ -3,7 +3,7 @@
 
 use super::cases::{cpu_case, in_unknown_futexes, lock_case, lock_times, may_count, perf_show};
 use crate::bill::stripped_runtime;
-use crate::context::{Context, Served, count};
+use crate::context::{Context, Served, count, percent};
 use crate::judge::Judged;
 use crate::{ShellLine, Status, Whole};
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
@@ -33,15 +33,25 @@ pub fn call_rate(ctx: &Context) -> Vec<Judged> {
         _ => judged,
     };
     let judged = match stripped_runtime(ctx.recording) {
-        Some(runtime) => stripped(ctx, judged, runtime, runtime_led),
+        Some(runtime) => stripped(ctx, judged, runtime.name, runtime.collector_read, runtime_led),
         None => judged,
     };
-    vec![judged.evidence_if(implied_calls(ctx)).evidence_if((!runtime_led).then_some(how))]
+    let fired = judged.is(Status::Wall) || judged.is(Status::Contributor);
+    if fired && let Some(part) = ctx.mostly_bytes() {
+        let bytes =
+            format!("{} of it zeroes or copies blocks: few large blocks can cause this", percent(part));
+        return vec![judged.evidence(bytes)];
+    }
+    // Prices and path are those of malloc, not those of a runtime's own allocator.
+    if runtime_led {
+        return vec![judged];
+    }
+    vec![judged.evidence_if(implied_calls(ctx)).evidence(how)]
 }
 
 /// In a stripped runtime, functions of its allocator may be counted as application, and functions of its collector as
-/// allocation.
-fn stripped(ctx: &Context, judged: Judged, runtime: &str, runtime_led: bool) -> Judged {
+/// allocation, unless its own account shows when it collects.
+fn stripped(ctx: &Context, judged: Judged, runtime: &str, collector_read: bool, runtime_led: bool) -> Judged {
     let elsewhere = ctx.cpu(&[CostClass::Application]).is_ok_and(|sum| may_count(Wall::CallRate, sum));
     let incomplete = format!("this {runtime} is stripped: part of its allocation is counted as application");
     if judged.is(Status::RuledOut) && elsewhere {
@@ -53,6 +63,9 @@ fn stripped(ctx: &Context, judged: Judged, runtime: &str, runtime_led: bool) -> 
         .cpu(Wall::AllocatorCode.lines())
         .is_ok_and(|code| code.share.low >= thresholds::of(Wall::CallRate).wall_from);
     if !judged.is(Status::RuledOut) && !judged.is(Status::NotMeasured) && runtime_led && !code_alone {
+        if collector_read {
+            return judged.estimate(incomplete);
+        }
         return judged
             .at_most_contributor(&format!(
                 "this {runtime} is stripped: its garbage collector may be part of this time"

@@ -27,6 +27,7 @@ pub fn rung(ctx: &Context) -> Vec<Judged> {
     // collector.
     const HIDES_IN: &[CostClass] = &[CostClass::Application, CostClass::RuntimeAllocator];
     let hidden = ctx.cpu(HIDES_IN).is_ok_and(|sum| may_count(Wall::GarbageCollector, sum));
+    let read = stripped_runtime(ctx.recording).and_then(|stripped| stripped.collector_note());
     match unrecognized(ctx) {
         Some(absence) if !fired && hidden => {
             vec![Judged::not_measured(Wall::GarbageCollector, Whole::Cpu, absence, show)]
@@ -37,14 +38,16 @@ pub fn rung(ctx: &Context) -> Vec<Judged> {
             "allocwall knows no garbage collector in this program",
             show,
         )],
-        _ => vec![judged],
+        _ => vec![judged.evidence_if(read)],
     }
 }
 
 /// Why the collector's time cannot be separated. None if it can be, or if there is no collector.
 fn unrecognized(ctx: &Context) -> Option<Absence> {
     let process = ctx.process()?;
-    if let (Some(runtime), Some(mend)) = (stripped_runtime(ctx.recording), with_symbols(process)) {
+    let stripped = stripped_runtime(ctx.recording).filter(|stripped| !stripped.collector_read);
+    if let (Some(stripped), Some(mend)) = (stripped, with_symbols(process)) {
+        let runtime = stripped.name;
         return Some(
             Absence::new(
                 Reason::NotFound,
@@ -82,5 +85,53 @@ fn with_symbols(process: &Process) -> Option<&'static str> {
         Ok(Runtime::Go { .. }) => Some("run with GODEBUG=gctrace=1, or build without -ldflags=-s"),
         Ok(Runtime::Node { .. }) => Some("run node with --trace-gc"),
         Ok(Runtime::Jvm { .. } | Runtime::Native) | Err(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Subject, WINDOW_S, computing};
+    use allocwall_model::catalogue::modules::ModuleRole;
+    use allocwall_sketches::recording::{PID, account};
+
+    /// A stripped interpreter with these shares of CPU time. `read`: its own account shows when it collects.
+    fn python(shares: &[(CostClass, f64)], read: bool) -> Subject {
+        let mut subject = computing();
+        subject.shares(shares);
+        subject.process().runtime = Ok(Runtime::Cpython { version: "3.11.2".into(), free_threaded: false });
+        let module = &mut subject.recording.modules[1];
+        (module.role, module.has_symbols) = (ModuleRole::Cpython, false);
+        if read {
+            subject.recording.accounts.push(account(PID, (WINDOW_S * 1e9) as u64));
+        }
+        subject
+    }
+
+    #[test]
+    fn the_account_of_a_stripped_interpreter_shows_its_collector() {
+        let judged = |share: f64, read: bool| {
+            let finding =
+                python(&[(CostClass::GarbageCollector, share)], read).finding(Wall::GarbageCollector);
+            let noted = finding.evidence.iter().any(|line| line.contains("finalizers"));
+            (finding.status, noted)
+        };
+        assert_eq!(judged(0.3, true), (Status::Wall, true));
+        assert_eq!(judged(0.0, true), (Status::RuledOut, true));
+        // Without the account, its time is in other lines.
+        assert_eq!(judged(0.0, false), (Status::NotMeasured, false));
+    }
+
+    #[test]
+    fn an_account_of_the_collector_separates_it_from_allocation() {
+        let call_rate = |share: f64, read: bool| {
+            let finding = python(&[(CostClass::RuntimeAllocator, share)], read).finding(Wall::CallRate);
+            (finding.status, finding.estimate.is_some())
+        };
+        assert_eq!(call_rate(0.45, true), (Status::Wall, true));
+        assert_eq!(call_rate(0.45, false), (Status::Contributor, true));
+        // Functions of its allocator are not recognized in either case.
+        assert_eq!(call_rate(0.0, true), (Status::NotMeasured, false));
+        assert_eq!(call_rate(0.0, false), (Status::NotMeasured, false));
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::context::{Context, ended_unread, percent, total};
 use crate::judge::{Case, Judged};
-use crate::{ShellLine, Whole};
+use crate::{ShellLine, Status, Whole};
 use allocwall_model::catalogue::cost::WaitClass;
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::recording::{Neighbour, ProbeName};
@@ -158,8 +158,9 @@ fn run_queue(ctx: &Context) -> Judged {
         phrase: "was spent waiting for a CPU that other processes used",
         show,
     }
-    .judge()
-    .evidence(competitors(ctx));
+    .judge();
+    let noticed = !judged.is(Status::RuledOut);
+    let judged = judged.evidence_if(competitors(ctx, noticed));
     if behind > 0.99 {
         return judged;
     }
@@ -184,8 +185,8 @@ pub fn named(n: &Neighbour) -> String {
     }
 }
 
-/// What used the CPUs: other processes by name, or the target's own threads.
-fn competitors(ctx: &Context) -> String {
+/// What used the CPUs: other processes by name, or the target's own threads. `noticed`: something did.
+fn competitors(ctx: &Context, noticed: bool) -> Option<String> {
     let cpus = f64::from(ctx.recording.host.online_cpus.max(1));
     let mut others: Vec<_> = ctx.recording.neighbours.iter().collect();
     others.sort_by_key(|n| std::cmp::Reverse(n.cpu_ns));
@@ -201,18 +202,23 @@ fn competitors(ctx: &Context) -> String {
         .collect();
     if named.is_empty() {
         let own = ctx.cpu_rate;
-        return if own > 0.8 * cpus {
+        let text = if own > 0.8 * cpus {
             format!(
                 "its own threads compete: {} threads on {cpus:.0} CPUs, {own:.2} in use",
                 ctx.bill.rates.threads_peak
             )
+        } else if !ctx.recording.meta.system_wide {
+            "other processes are visible only to root".to_owned()
+        } else if noticed {
+            return None;
         } else {
             "no other process used a noticeable part of a CPU".to_owned()
         };
+        return Some(text);
     }
-    format!(
+    Some(format!(
         "other processes used {:.2} of {cpus:.0} CPUs, most by {}",
         total / ctx.window_s,
         named.join(", ")
-    )
+    ))
 }

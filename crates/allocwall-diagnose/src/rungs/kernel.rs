@@ -1,17 +1,23 @@
 //! Rungs 4 to 6: costs in the kernel that the allocator causes.
 
-use super::cases::{cpu_case, in_unnamed_kernel, lock_case, lock_times, perf_show};
+use super::cases::{cpu_case, in_unnamed_kernel, lock_case, lock_times, may_count, perf_show};
 use crate::context::{Context, count, percent_interval};
 use crate::judge::{Case, Judged};
 use crate::{ShellLine, Status, Whole};
 use allocwall_model::catalogue::advice;
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
+use allocwall_model::catalogue::owners::Owner;
 use allocwall_model::catalogue::prices::{TOUCH_2M, TOUCH_2M_IDLE, TOUCH_4K, TOUCH_4K_IDLE, ZERO_4K};
 use allocwall_model::catalogue::syscalls::MapCall;
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::units::{Absence, Interval, Reason};
+use std::collections::BTreeSet;
 
-pub fn first_touch(ctx: &Context) -> Vec<Judged> {
+pub fn page_faults(ctx: &Context) -> Vec<Judged> {
+    vec![first_touch(ctx), fork(ctx), file_fault(ctx)]
+}
+
+fn first_touch(ctx: &Context) -> Judged {
     let show = perf_show(ctx, "clear_page|fault");
     let faults = ctx.bill.rates.minor_faults.clone().ok();
     let mut judged =
@@ -33,12 +39,57 @@ pub fn first_touch(ctx: &Context) -> Vec<Judged> {
         .ok()
         .filter(|r| r.share.low > 0.01)
         .map(|r| format!("in addition, reclaim and compaction: {}", percent_interval(r.share)));
-    vec![
-        judged
-            .evidence_if(faults.map(|f| format!("{} minor faults a second", count(f))))
-            .evidence_if(each)
-            .evidence_if(reclaim),
-    ]
+    judged
+        .evidence_if(faults.map(|f| format!("{} minor faults a second", count(f))))
+        .evidence_if(each)
+        .evidence_if(reclaim)
+}
+
+fn fork(ctx: &Context) -> Judged {
+    let show = perf_show(ctx, "wp_page|do_exit");
+    let phrase = "goes to starting and ending processes and to copying shared pages";
+    let judged = cpu_case(ctx, Wall::Fork, phrase, show);
+    let judged = if forked(ctx) { judged } else { without_fork(ctx, judged) };
+    let parts: Vec<String> = Wall::Fork
+        .lines()
+        .iter()
+        .filter_map(|line| Some((line, ctx.cpu(&[*line]).ok()?.share)))
+        .filter(|(_, share)| share.point > 0.0)
+        .map(|(line, share)| format!("{}: {}", line.title(), percent_interval(share)))
+        .collect();
+    judged.evidence_if(Some(parts.join("; ")).filter(|parts| !parts.is_empty()))
+}
+
+/// Whether a process of the target has forked: its child was recorded too, or pages are copied that are of no file.
+fn forked(ctx: &Context) -> bool {
+    const MOST: f64 = 0.5;
+    let processes = &ctx.recording.processes;
+    let pids: BTreeSet<i32> = processes.iter().map(|process| process.pid).collect();
+    let of_no_file = ctx.owned(Wall::Fork, |owner| !matches!(owner, Owner::File | Owner::Shared));
+    processes.iter().any(|process| pids.contains(&process.ppid))
+        || of_no_file.is_some_and(|part| part.low > MOST)
+}
+
+/// Threads start and end on the same line as processes. Copied pages whose owner is unknown may be those of a file.
+fn without_fork(ctx: &Context, judged: Judged) -> Judged {
+    if judged.is(Status::NotMeasured) || judged.is(Status::RuledOut) {
+        return judged;
+    }
+    if ctx.cpu(&[CostClass::CopyOnWrite]).is_ok_and(|copies| may_count(Wall::Fork, copies)) {
+        return judged.at_most_contributor("but no fork was seen");
+    }
+    let finding = judged.finding;
+    let ruled_out =
+        Judged::ruled_out(Wall::Fork, finding.of, "no process of the target forked", finding.show);
+    match finding.share {
+        Some(share) => ruled_out.share(share),
+        None => ruled_out,
+    }
+}
+
+fn file_fault(ctx: &Context) -> Judged {
+    let show = perf_show(ctx, "filemap_map");
+    cpu_case(ctx, Wall::FileFault, "goes to faults that map pages of files", show)
 }
 
 /// Without kernel stacks: number of faults × this machine's price. Low end: a fault that maps page cache zeroes no

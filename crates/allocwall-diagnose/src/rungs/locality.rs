@@ -80,11 +80,13 @@ pub fn tlb(ctx: &Context) -> Vec<Judged> {
     .judge();
     if judged.is(Status::RuledOut) {
         let mut judged = judged;
-        judged.finding.because = format!(
-            "at most {} of CPU; threshold {}",
-            percent(bound),
-            percent(thresholds::of(WALL).contributor)
-        );
+        let threshold = thresholds::of(WALL).contributor;
+        judged.finding.because = if bound < threshold {
+            format!("at most {} of CPU; threshold {}", percent(bound), percent(threshold))
+        } else {
+            // The share is large, of very little CPU time.
+            format!("at most {:.0} ms a second", bound * ctx.cpu_rate * 1e3)
+        };
         return vec![judged.evidence(memory).estimate(ESTIMATE)];
     }
     let mut judged = Judged::not_measured(WALL, Whole::Cpu, pmu_missing(), show.clone());

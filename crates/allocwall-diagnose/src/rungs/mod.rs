@@ -24,7 +24,7 @@ const LADDER: [Rung; 11] = [
     interference::rung,
     waiting::rung,
     collector::rung,
-    kernel::first_touch,
+    kernel::page_faults,
     kernel::map_churn,
     kernel::address_space_lock,
     locality::tlb,

@@ -1,4 +1,4 @@
-//! Rung 2: waiting and application locks. If the target waits, saving CPU time does not make it faster.
+//! Rung 2: waiting, application locks, and Python's interpreter lock. If the target waits, saving CPU time does not make it faster.
 
 use super::cases::in_unknown_futexes;
 use crate::context::{Context, ended_unread};
@@ -7,11 +7,11 @@ use crate::{Finding, ShellLine, Status, Whole};
 use allocwall_model::catalogue::advice::{self, Advice};
 use allocwall_model::catalogue::cost::WaitClass;
 use allocwall_model::catalogue::walls::Wall;
-use allocwall_model::recording::ProbeName;
+use allocwall_model::recording::{ProbeName, Process, Runtime};
 use allocwall_model::units::{Absence, Interval, Reason};
 
 pub fn rung(ctx: &Context) -> Vec<Judged> {
-    vec![waiting(ctx), application_lock(ctx)]
+    vec![waiting(ctx), application_lock(ctx), gil(ctx)]
 }
 
 fn waiting(ctx: &Context) -> Judged {
@@ -78,34 +78,88 @@ fn application_lock(ctx: &Context) -> Judged {
         }
     };
     let unknown = ctx.unknown_part_of_locks();
-    let known = waits.scaled(1.0 - unknown);
     // Futex waits of unknown purpose may be locks or idle pools. They widen the interval and leave the point.
     let elsewhere = ctx.unread_futex_s(|class| class != WaitClass::ApplicationLock);
-    let at_most = Interval { high: waits.high + elsewhere, ..known };
+    let hidden =
+        Hidden { reach_s: waits.high * unknown + elsewhere, unknown_s: waits.point * unknown + elsewhere };
+    lock(
+        ctx,
+        WALL,
+        waits.scaled(1.0 - unknown),
+        hidden,
+        "was spent waiting for the application's own locks",
+        show,
+    )
+}
+
+fn gil(ctx: &Context) -> Judged {
+    const WALL: Wall = Wall::Gil;
+    let show = ShellLine::from(format!("py-spy top --gil --pid {}", ctx.pid()));
+    let has_lock = |process: &Process| {
+        matches!(process.runtime, Err(_) | Ok(Runtime::Cpython { free_threaded: false, .. }))
+    };
+    if !ctx.recording.processes.iter().any(has_lock) {
+        return Judged::ruled_out(WALL, Whole::ThreadTime, "no process runs CPython with this lock", show);
+    }
+    let waits = match ctx.wait(WaitClass::Gil) {
+        Ok(waits) => waits,
+        Err(absence) => {
+            return Judged::not_measured(
+                WALL,
+                Whole::ThreadTime,
+                absence.mend_if_none([advice::RUN_AS_ROOT]),
+                show,
+            );
+        }
+    };
+    // Where the address of the lock is known, no other wait can be for it.
+    let located = ctx.recording.waits.iter().any(|wait| wait.python_lock.is_some());
+    let locks = ctx.unknown_part_of_locks() * ctx.wait_point(WaitClass::ApplicationLock);
+    let unknown_s = if located { 0.0 } else { locks };
+    let hidden = Hidden { reach_s: unknown_s, unknown_s };
+    lock(ctx, WALL, waits, hidden, "was spent waiting for Python's interpreter lock", show)
+}
+
+/// Seconds in waits of unknown purpose.
+struct Hidden {
+    /// Those that may be for this lock, at most.
+    reach_s: f64,
+    unknown_s: f64,
+}
+
+/// `known`: the seconds that are known to be waits for the lock.
+fn lock(
+    ctx: &Context,
+    wall: Wall,
+    known: Interval,
+    hidden: Hidden,
+    phrase: &'static str,
+    show: ShellLine,
+) -> Judged {
+    let at_most = Interval { high: known.high + hidden.reach_s, ..known };
     let rest = (ctx.active_thread_s() - known.point).max(0.0);
     let case = |thread_s: Interval| {
         let of = |thread_s: f64| {
             if rest + thread_s > 0.0 { thread_s / (rest + thread_s) } else { 0.0 }
         };
         Case {
-            wall: WALL,
+            wall,
             share: Interval::new(of(thread_s.low), of(thread_s.point), of(thread_s.high)),
             of: Whole::ThreadTime,
             amount: thread_s.scaled(1.0 / ctx.window_s),
             unit: "of working time",
-            phrase: "was spent waiting for the application's own locks",
+            phrase,
             show: show.clone(),
         }
         .judge()
     };
-    let unknown_s = waits.point * unknown + elsewhere;
     case(known)
-        .unless_hidden(case(at_most), || in_unknown_futexes(ctx, unknown_s))
+        .unless_hidden(case(at_most), || in_unknown_futexes(ctx, hidden.unknown_s))
         .evidence(format!("{:.2} thread-seconds a second at locks", known.point / ctx.window_s))
-        .evidence_if((unknown_s > 0.0).then(|| {
+        .evidence_if((hidden.unknown_s > 0.0).then(|| {
             format!(
                 "{:.2} thread-seconds a second in futex waits of unknown purpose",
-                unknown_s / ctx.window_s
+                hidden.unknown_s / ctx.window_s
             )
         }))
 }
