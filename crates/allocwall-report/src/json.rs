@@ -4,7 +4,9 @@ use super::escape;
 use allocwall_diagnose::bill::{Bill, CpuLine, Site, WaitLine};
 use allocwall_diagnose::{Finding, Prescription, Verdict};
 use allocwall_model::catalogue::cost::CostClass;
-use allocwall_model::recording::{Allocator, HostFacts, Meta, Price, Probe, ProbeState, Process, Recording};
+use allocwall_model::recording::{
+    Allocator, Figure, HostFacts, Meta, Price, Probe, ProbeState, Process, Recording, RuntimeAccount,
+};
 use allocwall_model::units::{Absence, Interval, Measured};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -44,6 +46,7 @@ pub fn value(rec: &Recording, bill: &Bill, verdict: &Verdict) -> Value {
         "remedies": list(&verdict.remedies, remedy),
         "next": list(&verdict.next, |line| json!(line.to_string())),
         "bill": bill_value(bill),
+        "runtimes": list(&rec.accounts, account),
         "target": {
             "cgroup": rec.cgroup,
             "launched": rec.meta.command,
@@ -128,6 +131,16 @@ fn bill_value(bill: &Bill) -> Value {
         "sampled_cpu_s": number(bill.sampled_cpu_s),
         "switching_cpu_s": number(bill.switching_cpu_s),
         "on_cpu": measured(&bill.on_cpu, |lines| list(lines, cpu_line)),
+        "faulted": list(&bill.faulted, |faulted| json!({
+            "wall": faulted.wall.key(),
+            "samples": faulted.samples,
+            "known": faulted.known,
+            "owners": list(&faulted.owners, |one| json!({
+                "owner": one.owner.key(),
+                "title": one.owner.title(),
+                "share": interval(&one.share),
+            })),
+        })),
         "off_cpu": list(&bill.off_cpu, wait_line),
         "rates": {
             "minor_faults_per_s": rate(&rates.minor_faults),
@@ -175,6 +188,24 @@ fn site(site: &Site) -> Value {
         "share": number(site.share),
         "path": site.path,
     })
+}
+
+fn account(a: &RuntimeAccount) -> Value {
+    json!({
+        "pid": a.pid,
+        "method": a.method,
+        "over_ns": a.over_ns,
+        "stopped_ns": measured(&a.stopped_ns, figure),
+        "collections": measured(&a.collections, plain),
+        "collector_cpu_ns": measured(&a.collector_cpu_ns, figure),
+        "allocated_bytes": measured(&a.allocated_bytes, figure),
+    })
+}
+
+/// An interval, and where it comes from.
+fn figure(f: &Figure) -> Value {
+    let Interval { low, point, high } = f.value;
+    json!({ "low": number(low), "point": number(point), "high": number(high), "sampled": f.sampled })
 }
 
 fn process(p: &Process) -> Value {
@@ -317,10 +348,37 @@ mod tests {
         rows.filter_map(|l| l.split('`').next()).map(String::from).collect()
     }
 
+    fn runtime() -> RuntimeAccount {
+        let figure = |point: f64, sampled| Ok(Figure { value: Interval::exact(point), sampled });
+        RuntimeAccount {
+            pid: 4242,
+            method: "counters".into(),
+            over_ns: 10,
+            stopped_ns: figure(3.0, true),
+            collections: Ok(4),
+            collector_cpu_ns: figure(5.0, false),
+            allocated_bytes: figure(6.0, false),
+        }
+    }
+
+    #[test]
+    fn figures_of_a_runtime_are_measured_values() {
+        let mut case = sketches::first_touch();
+        let why = Absence::new(allocwall_model::units::Reason::Disabled, "no counters");
+        case.rec.accounts = vec![RuntimeAccount { allocated_bytes: Err(why), ..runtime() }];
+        let document = value(&case.rec, &case.bill, &case.verdict);
+        let runtime = &document["runtimes"][0];
+        assert_eq!(runtime["stopped_ns"], json!({ "low": 3.0, "point": 3.0, "high": 3.0, "sampled": true }));
+        assert_eq!((&runtime["collections"], &runtime["over_ns"]), (&json!(4), &json!(10)));
+        assert_eq!(runtime["allocated_bytes"]["absent"]["reason"], "disabled");
+    }
+
     #[test]
     fn the_page_and_the_document_name_the_same_fields() {
         let mut fields = BTreeSet::new();
-        for case in sketches::all() {
+        let mut cases = sketches::all();
+        cases[0].rec.accounts = vec![runtime()];
+        for case in cases {
             paths(&value(&case.rec, &case.bill, &case.verdict), "", &mut fields);
         }
         // An interval is one row, also if it is null in another case.

@@ -1,5 +1,5 @@
-//! Recording, Bill and Verdict as text, JSON, flamegraph, collapsed stacks; the result of a trial as text, JSON, CSV.
-//! Pure.
+//! Recording, Bill and Verdict as text, JSON, flamegraph, collapsed stacks; the result of a trial as text, JSON, CSV; the
+//! resident memory of a process as text and JSON. Pure.
 
 #![forbid(unsafe_code)]
 
@@ -8,6 +8,7 @@ pub mod escape;
 pub mod flamegraph;
 pub mod json;
 pub mod layout;
+pub mod memory_text;
 pub mod text;
 pub mod trial_csv;
 pub mod trial_json;

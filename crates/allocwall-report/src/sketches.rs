@@ -1,6 +1,6 @@
 //! Cases for the tests of the reports. The figures are invented.
 
-use allocwall_diagnose::bill::{Bill, CpuLine, Rates, Sampled, Site, WaitLine};
+use allocwall_diagnose::bill::{Bill, CpuLine, Faulted, OwnerShare, Rates, Sampled, Site, WaitLine};
 use allocwall_diagnose::{Finding, Prescription, ShellLine, Status, Verdict, Whole};
 use allocwall_model::catalogue::advice::{self, Advice};
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
@@ -143,7 +143,7 @@ fn frame(module: u32, symbol: Option<&str>, offset: u64) -> Frame {
 }
 
 fn sample(ms: u64, kernel: Option<u32>, user: Option<u32>) -> CpuSample {
-    CpuSample { t_ns: ms * 1_000_000, pid: 4242, tid: 4242, cpu: 0, kernel, user, deep: true }
+    CpuSample { t_ns: ms * 1_000_000, pid: 4242, tid: 4242, cpu: 0, kernel, user, deep: true, faulted: None }
 }
 
 fn bill(shares: &[(CostClass, f64)], cpu_s: f64) -> Bill {
@@ -177,6 +177,7 @@ fn bill(shares: &[(CostClass, f64)], cpu_s: f64) -> Bill {
         switching_cpu_s: 0.0,
         on_cpu: Ok(CostClass::ALL.map(line).to_vec()),
         sampled: Ok(Sampled::default()),
+        faulted: vec![],
         off_cpu: WaitClass::ALL
             .map(|class| WaitLine {
                 class,
@@ -299,6 +300,15 @@ pub fn first_touch() -> Case {
         ],
         27.43,
     );
+    bill.faulted = vec![Faulted {
+        wall: Wall::FirstTouch,
+        samples: 6080,
+        known: 0.94,
+        owners: vec![
+            OwnerShare { owner: Owner::MappedBlock, share: Interval::new(0.85, 0.87, 0.89) },
+            OwnerShare { owner: Owner::Heap, share: Interval::new(0.11, 0.13, 0.15) },
+        ],
+    }];
     for line in bill.on_cpu.as_mut().expect("made above") {
         match line.class {
             CostClass::FaultPath => {

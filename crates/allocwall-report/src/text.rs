@@ -2,13 +2,16 @@
 
 use super::escape::terminal;
 use super::layout::{apportion, columns, elide_end, elide_middle, left, right, shell_lines, wrap};
-use allocwall_diagnose::bill::{Bill, CpuLine, NO_SYMBOL, Site, WaitLine};
+use allocwall_diagnose::bill::{Bill, CpuLine, Faulted, NO_SYMBOL, Site, WaitLine};
 use allocwall_diagnose::remedies::treated;
 use allocwall_diagnose::{Finding, Prescription, ShellLine, Status, Verdict, main_process};
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
+use allocwall_model::catalogue::owners::Owner;
 use allocwall_model::catalogue::remedies::{self, Effect, Remedy};
+use allocwall_model::catalogue::thresholds::MIN_SAMPLES;
 use allocwall_model::recording::{
-    Allocator, AllocatorKind, Ended, Libc, Linkage, ModuleRole, ProbeState, Process, Recording, Runtime,
+    Allocator, AllocatorKind, Ended, Figure, Libc, Linkage, ModuleRole, ProbeState, Process, Recording,
+    Runtime, RuntimeAccount,
 };
 use allocwall_model::shell::quoted;
 use allocwall_model::units::{Absence, Interval, Reason, plural, thousands};
@@ -35,6 +38,8 @@ const REMEDIES_SHOWN: usize = 2;
 /// If the samples and the kernel's account of CPU time differ by more, the report warns.
 const TOLERATED_DISAGREEMENT: f64 = 0.03;
 const NEXT_SHOWN: usize = 3;
+/// Processes whose runtimes' own figures are shown: those that the collector stopped longest.
+const RUNTIMES_SHOWN: usize = 4;
 const NARROWEST: usize = 40;
 /// The last line of the report.
 const TERMS: &str = "Terms: docs/glossary.md in the source, or `allocwall explain NAME`";
@@ -56,6 +61,8 @@ pub fn diagnosis(
     let limits = Limits::of(rec, bill, verdict);
     ladder(&mut page, verdict, &limits);
     sites(&mut page, bill, verdict);
+    runtimes(&mut page, rec);
+    faulted(&mut page, bill);
     remedies(&mut page, verdict);
     page.section("LIMITS", "what this run could not measure, and its own cost");
     limits.print(&mut page);
@@ -503,6 +510,8 @@ fn off_cpu(page: &mut Page, bill: &Bill) {
     let mut absent: Vec<(&Absence, Vec<&str>)> = vec![];
     for line in &bill.off_cpu {
         match &line.thread_s {
+            // Most programs have no such lock. The ladder says so.
+            Ok(time) if time.point < 0.005 && line.class == WaitClass::Gil => {}
             Ok(time) if time.point < 0.005 => zero.push(line.class.title()),
             Ok(time) => {
                 let share = if whole > 0.0 { time.point / whole } else { 0.0 };
@@ -625,6 +634,17 @@ impl Limits {
                 ProbeState::Absent(absence) => limits.add_probe(absence, probe.what.clone()),
             }
         }
+        for account in &rec.accounts {
+            for (title, figure) in figures(account) {
+                if let Err(absence) = figure {
+                    limits.add(absence, title.to_string());
+                }
+            }
+        }
+        if rec.processes.iter().any(|process| matches!(process.runtime, Ok(Runtime::Node { .. }))) {
+            let absence = Absence::new(Reason::NotSupported, "not readable from outside");
+            limits.add(&absence, "pauses and allocation rate of V8".to_string());
+        }
         if let Some(absence) = nameless_code(rec, bill) {
             limits.add(&absence, "names of generated code".to_string());
         }
@@ -743,6 +763,95 @@ fn sites(page: &mut Page, bill: &Bill, verdict: &Verdict) {
     }
     for line in waits {
         site_lines(page, line.class.title(), &line.sites, 2);
+    }
+}
+
+/// What the language runtimes count themselves. It is not added to the bill: stopped threads are in the waits, too.
+fn runtimes(page: &mut Page, rec: &Recording) {
+    let readable = |account: &&RuntimeAccount| figures(account).iter().any(|(_, figure)| figure.is_ok());
+    let mut accounts: Vec<&RuntimeAccount> = rec.accounts.iter().filter(readable).collect();
+    if accounts.is_empty() {
+        return;
+    }
+    let stopped = |account: &RuntimeAccount| account.stopped_ns.as_ref().map_or(0.0, |f| f.value.point);
+    accounts.sort_by(|a, b| stopped(b).total_cmp(&stopped(a)));
+    page.section("RUNTIME", "what CPython, the JVM or Go count themselves");
+    for account in accounts.iter().take(RUNTIMES_SHOWN) {
+        let process = rec.processes.iter().find(|process| process.pid == account.pid);
+        let mut facts = vec![format!("pid {}", account.pid)];
+        facts.extend(process.and_then(runtime));
+        facts.push(format!("read for {:.1} s", account.over_ns as f64 / 1e9));
+        facts.push(account.method.clone());
+        page.wrapped(2, &facts.join(" · "), Ink::Plain);
+        let mut absent = vec![];
+        for (title, figure) in figures(account) {
+            match figure {
+                Ok(figure) => {
+                    page.hang(&left(&format!("    {title}"), 32), Ink::Plain, 32, &figure, Ink::Plain);
+                }
+                Err(_) => absent.push(title),
+            }
+        }
+        if !absent.is_empty() {
+            page.wrapped(4, &format!("not measured (see LIMITS): {}", absent.join(", ")), Ink::Warn);
+        }
+    }
+    let rest = accounts.len().saturating_sub(RUNTIMES_SHOWN) as u64;
+    if rest > 0 {
+        let text = format!("{rest} more {}: see `runtimes` with --json", plural(rest, "account"));
+        page.wrapped(2, &text, Ink::Faint);
+    }
+}
+
+/// The figures of a runtime as text, each with its origin.
+fn figures(account: &RuntimeAccount) -> Vec<(&'static str, Result<String, &Absence>)> {
+    let over_s = (account.over_ns as f64 / 1e9).max(1e-9);
+    let share = |ns: f64| format!("{:.1} %", ns / 1e9 / over_s * 100.0);
+    let collections =
+        |n: &u64| format!("{:.1} a second, {} in total (counter)", *n as f64 / over_s, thousands(*n));
+    let cpu = |ns: f64| format!("{:.2} CPU-s", ns / 1e9);
+    let rate = |n: f64| format!("{}/s", bytes((n / over_s) as u64));
+    let all = [
+        ("stopped by the collector", account.stopped_ns.as_ref().map(|f| with_origin(f, share))),
+        ("collections", account.collections.as_ref().map(collections)),
+        ("CPU time of the collector", account.collector_cpu_ns.as_ref().map(|f| with_origin(f, cpu))),
+        ("allocation", account.allocated_bytes.as_ref().map(|f| with_origin(f, rate))),
+    ];
+    // What a runtime doesn't count is no limit of this run.
+    let never = |a: &Absence| matches!(a.reason, Reason::NotApplicable | Reason::NotSupported);
+    all.into_iter().filter(|(_, figure)| !figure.as_ref().is_err_and(|a| never(a))).collect()
+}
+
+/// `5.2 % (counter)`, `58.4 % (sampled, 57.4 % to 59.4 %)`.
+fn with_origin(figure: &Figure, shown: impl Fn(f64) -> String) -> String {
+    let Interval { low, point, high } = figure.value;
+    let origin = if figure.sampled { "sampled" } else { "counter" };
+    if !figure.sampled && low == high {
+        return format!("{} ({origin})", shown(point));
+    }
+    format!("{} ({origin}, {} to {})", shown(point), shown(low), shown(high))
+}
+
+/// Whose memory the costly page faults are about.
+fn faulted(page: &mut Page, bill: &Bill) {
+    let all: u64 = bill.on_cpu.iter().flatten().map(|line| line.samples).sum();
+    let share = |faulted: &Faulted| faulted.samples as f64 / all.max(1) as f64;
+    let enough = |f: &&Faulted| f.samples >= MIN_SAMPLES && share(f) >= COSTLY;
+    let costly: Vec<&Faulted> = bill.faulted.iter().filter(enough).collect();
+    if costly.is_empty() {
+        return;
+    }
+    page.section("PAGE FAULTS", "whose memory they are about, as a share of the faults");
+    for faulted in costly {
+        let known = faulted.owners.iter().map(|one| (one.share.point * faulted.known, one.owner.title()));
+        let unknown = (1.0 - faulted.known, Owner::Unknown.title());
+        let parts: Vec<String> = known
+            .chain([unknown])
+            .filter(|(part, _)| *part >= 0.005)
+            .map(|(part, title)| format!("{:.0} % {title}", part * 100.0))
+            .collect();
+        let lead = left(&format!("  {}", faulted.wall.title()), 27);
+        page.hang(&lead, Ink::Plain, 27, &parts.join(", "), Ink::Plain);
     }
 }
 
@@ -886,6 +995,7 @@ fn gain(remedy: &Prescription, entry: Option<&Remedy>) -> String {
         (None, Some(most), _) if most < 0.005 => "saves memory, almost no CPU".to_string(),
         (None, Some(most), _) => format!("saves at most {:.0} % of CPU", most * 100.0),
         (None, None, Some(Effect::NotCpu(_))) => "saves time or memory, not CPU".to_string(),
+        (None, None, Some(Effect::Swap)) => "gain unknown: try it".to_string(),
         (None, None, _) => "gain unknown: its lines of the bill were not measured".to_string(),
     }
 }
@@ -1138,6 +1248,66 @@ mod tests {
         assert!(!page(Runtime::Native, ModuleRole::Jit, 0.5).contains("perf-"));
     }
 
+    fn account(pid: i32) -> RuntimeAccount {
+        let sampled = Interval::new(1.15e9, 1.17e9, 1.19e9);
+        RuntimeAccount {
+            pid,
+            method: "the collector's flag".into(),
+            over_ns: 2_000_000_000,
+            stopped_ns: Ok(Figure { value: sampled, sampled: true }),
+            collections: Ok(2468),
+            collector_cpu_ns: Ok(Figure { value: Interval::new(1e9, 1.5e9, 2e9), sampled: false }),
+            allocated_bytes: Ok(Figure { value: Interval::exact((300 << 20) as f64), sampled: false }),
+        }
+    }
+
+    #[test]
+    fn the_figures_of_a_runtime_have_their_origin() {
+        let mut case = sketches::first_touch();
+        let pid = case.rec.processes[0].pid;
+        assert!(!printed(&case, 100).contains("RUNTIME"));
+        case.rec.accounts = vec![account(pid)];
+        let page = printed(&case, 100);
+        let section = page.split("\n\n").find(|section| section.starts_with("RUNTIME")).unwrap();
+        let expected = "\
+RUNTIME  what CPython, the JVM or Go count themselves
+  pid 4242 · CPython 3.11.2 · read for 2.0 s · the collector's flag
+    stopped by the collector    58.5 % (sampled, 57.5 % to 59.5 %)
+    collections                 1234.0 a second, 2,468 in total (counter)
+    CPU time of the collector   1.50 CPU-s (counter, 1.00 CPU-s to 2.00 CPU-s)
+    allocation                  150.0 MiB/s (counter)";
+        assert_eq!(section, expected);
+        case.rec.accounts = vec![account(pid); 6];
+        let more = printed(&case, 100);
+        assert_eq!(more.matches("150.0 MiB/s").count(), RUNTIMES_SHOWN);
+        assert!(more.contains("2 more accounts"), "{more}");
+    }
+
+    #[test]
+    fn what_a_runtime_does_not_show_is_a_limit() {
+        let mut case = sketches::first_touch();
+        let pid = case.rec.processes[0].pid;
+        let absence =
+            Absence::new(Reason::Disabled, "no counters in this JVM").mend("start it with counters");
+        let without = RuntimeAccount { allocated_bytes: Err(absence.clone()), ..account(pid) };
+        case.rec.accounts = vec![without.clone()];
+        let page = printed(&case, 100);
+        assert!(page.contains("    not measured (see LIMITS): allocation\n"), "{page}");
+        assert!(page.contains("allocation: no counters in this JVM → start it with counters"), "{page}");
+        case.rec.accounts = vec![RuntimeAccount {
+            stopped_ns: Err(absence.clone()),
+            collections: Err(absence.clone()),
+            collector_cpu_ns: Err(absence),
+            ..without
+        }];
+        let page = printed(&case, 100);
+        assert!(!page.contains("RUNTIME"), "{page}");
+        assert!(page.contains("stopped by the collector, collections, CPU time"), "{page}");
+        case.rec.processes[0].runtime = Ok(Runtime::Node { version: None });
+        let page = printed(&case, 100);
+        assert!(page.contains("pauses and allocation rate of V8: not readable from outside"), "{page}");
+    }
+
     #[test]
     fn hostile_names_reach_no_terminal() {
         let mut case = sketches::first_touch();
@@ -1185,6 +1355,11 @@ mod tests {
             remedy.backfires = name.into();
         }
         case.verdict.next = vec![name.into()];
+        case.rec.accounts = vec![RuntimeAccount {
+            method: name.into(),
+            allocated_bytes: Err(Absence::new(Reason::NotSupported, name)),
+            ..account(case.rec.processes[0].pid)
+        }];
     }
 
     proptest! {

@@ -106,6 +106,8 @@ fn parts(r: Recording) -> [Part; 3] {
         counts: r.counts,
         neighbours: r.neighbours,
         heap: r.heap,
+        accounts: r.accounts,
+        collecting: r.collecting,
         frames: r.frames,
         stacks: r.stacks,
         sample_stacks: r.samples.iter().map(|s| (s.kernel, s.user)).collect(),

@@ -167,6 +167,7 @@ fn write(path: &Path) {
                 kernel: None,
                 user: None,
                 deep: n.is_multiple_of(5),
+                faulted: None,
             }
         });
         let looks = (0..250).map(|n| {
@@ -178,6 +179,7 @@ fn write(path: &Path) {
                 weight_ns: 50_000_000,
                 state: 'S',
                 syscall: Some(202),
+                python_lock: None,
                 kernel: None,
                 user: None,
             }
@@ -214,6 +216,8 @@ fn write(path: &Path) {
         counts: vec![],
         neighbours: vec![],
         heap: Err(absence()),
+        accounts: vec![],
+        collecting: vec![],
         frames: (0..FRAMES).map(frame).collect(),
         stacks: (0..STACKS).map(stack).collect(),
         sample_stacks: (0..total).map(stacks_of).collect(),

@@ -1,0 +1,566 @@
+//! The resident memory of a process as text and as a JSON document, version 1 (docs/json.md). The printed numbers sum too:
+//! they are rounded together.
+
+use super::json::{absence, interval, list, measured, plain, printed};
+use super::layout::{apportion, columns, elide_end, elide_middle, left, right};
+use super::text::{Ink, Page, Style, bytes};
+use allocwall_model::recording::Runtime;
+use allocwall_model::resident::{ResidentBill, ResidentOwner, Return, Row, Split};
+use allocwall_model::units::{Interval, Measured, count, thousands};
+use serde_json::{Value, json};
+
+/// Incremented when a field changes its meaning or is removed. New fields do not increment it.
+pub const VERSION: u32 = 1;
+
+/// The document, indented, newline-terminated.
+pub fn document(bill: &ResidentBill) -> String {
+    printed(&value(bill))
+}
+
+fn value(bill: &ResidentBill) -> Value {
+    json!({
+        "version": VERSION,
+        "tool": { "name": "allocwall", "version": env!("CARGO_PKG_VERSION") },
+        "pid": bill.pid,
+        "comm": bill.comm,
+        "cmdline": bill.cmdline,
+        "runtime": measured(&bill.runtime, |runtime| json!(runtime_name(runtime))),
+        "allocator": measured(&bill.allocator, plain),
+        "resident_bytes": bill.resident_bytes(),
+        "reserved_bytes": bill.reserved_bytes(),
+        "vm_rss_before_bytes": bill.rss_before_bytes,
+        "vm_rss_after_bytes": bill.rss_after_bytes,
+        "agrees": !bill.disagrees(),
+        "rows": list(&bill.rows, |row| json!({
+            "owner": row.owner.key(),
+            "title": row.owner.title(),
+            "resident_bytes": row.amount.resident_bytes,
+            "lazily_freed_bytes": row.amount.lazily_freed_bytes,
+            "reserved_bytes": row.amount.reserved_bytes,
+            "split": measured(&row.split, split),
+        })),
+        "thread_arenas": bill.thread_arenas,
+        "page_tables_bytes": measured(&bill.page_tables_bytes, plain),
+        "cgroup": measured(&bill.group, plain),
+        "remedies": list(&bill.returns(), plain),
+        "notes": bill.notes,
+        "took_ms": bill.took_ms,
+    })
+}
+
+fn split(split: &Split) -> Value {
+    json!({
+        "live_bytes": interval(&split.live_bytes),
+        "free_bytes": interval(&split.free_bytes),
+        "cached_bytes": interval(&split.cached_bytes),
+        "trimmable_bytes": interval(&split.trimmable_bytes),
+        "method": split.method,
+        "unfinished": split.unfinished.as_ref().map(absence),
+    })
+}
+
+fn runtime_name(runtime: &Runtime) -> &'static str {
+    match runtime {
+        Runtime::Native => "native",
+        Runtime::Cpython { .. } => "cpython",
+        Runtime::Jvm { .. } => "jvm",
+        Runtime::Go { .. } => "go",
+        Runtime::Node { .. } => "node",
+    }
+}
+
+/// The bill as text, newline-terminated.
+pub fn table(bill: &ResidentBill, style: Style) -> String {
+    let mut page = Page::new(style);
+    header(&mut page, bill);
+    let total = bill.resident_bytes();
+    let unit = Unit::of(total);
+    let shape = Shape::fit(page.width);
+    page.blank();
+    let aside = format!("{} {}", unit.shown(unit.units(total as f64)), unit.name);
+    let heads =
+        shape.line("RESIDENT", &aside, ["resident", "live", shape.free_head(), "lazily freed", "live, 95 %"]);
+    let rest = heads.strip_prefix("RESIDENT").unwrap_or_default();
+    let heads = format!("{}{}", page.paint(Ink::Heading, "RESIDENT"), page.paint(Ink::Faint, rest));
+    page.line(&heads);
+    let parts: Vec<f64> = bill.rows.iter().map(|row| row.amount.resident_bytes as f64).collect();
+    let units = apportion(&parts, unit.units(total as f64));
+    let mut others = vec![];
+    for (row, units) in bill.rows.iter().zip(units) {
+        if !row.owner.is_allocated() {
+            others.push(format!("{} {}", row.owner.title(), unit.shown(units)));
+        } else if row.amount.resident_bytes > 0 {
+            page.line(&table_row(row, units, &unit, &shape));
+        }
+    }
+    page.wrapped(2, &others.join(" · "), Ink::Plain);
+    beside(&mut page, bill, &shape);
+    remedies(&mut page, bill);
+    limits(&mut page, bill, &unit, &shape);
+    page.out
+}
+
+fn header(page: &mut Page, bill: &ResidentBill) {
+    let command = if bill.cmdline.is_empty() { bill.comm.clone() } else { bill.cmdline.join(" ") };
+    let command = elide_middle(&super::escape::terminal(&command), page.width - columns("allocwall  "));
+    let line = format!("{}  {}", page.paint(Ink::Heading, "allocwall"), page.paint(Ink::Heading, &command));
+    page.line(&line);
+    let mut facts = vec![format!("pid {}", bill.pid)];
+    facts.push(match &bill.allocator {
+        Ok(allocator) => allocator.kind.title().to_owned(),
+        Err(_) => "allocator unknown".to_owned(),
+    });
+    if bill.thread_arenas > 0 {
+        facts.push(format!("{} of threads", count(bill.thread_arenas, "arena")));
+    }
+    facts.push(format!("read in {} ms", thousands(bill.took_ms)));
+    page.wrapped(2, &facts.join(" · "), Ink::Plain);
+    let sums = format!(
+        "The rows sum to {}. The kernel's VmRSS was {} before and {} after the reading",
+        bytes(bill.resident_bytes()),
+        bytes(bill.rss_before_bytes),
+        bytes(bill.rss_after_bytes)
+    );
+    if bill.disagrees() {
+        let why =
+            "the process changed meanwhile, the kernel's counter is behind, or not all was read (see LIMITS)";
+        page.wrapped(2, &format!("{sums}: {why}."), Ink::Warn);
+    } else {
+        page.wrapped(2, &format!("{sums}."), Ink::Faint);
+    }
+}
+
+/// What the numbers of a page are in.
+struct Unit {
+    name: &'static str,
+    bytes: f64,
+    /// A tenth is shown too.
+    tenths: bool,
+}
+
+impl Unit {
+    fn of(total: u64) -> Unit {
+        match total {
+            0..0xa0_0000 => Unit { name: "KiB", bytes: 1024.0, tenths: false },
+            _ => Unit { name: "MiB", bytes: f64::from(1 << 20), tenths: true },
+        }
+    }
+
+    /// In what is printed: units, or their tenths.
+    fn units(&self, bytes: f64) -> u64 {
+        let units = bytes / self.bytes * if self.tenths { 10.0 } else { 1.0 };
+        units.round() as u64
+    }
+
+    fn shown(&self, units: u64) -> String {
+        match self.tenths {
+            true => format!("{}.{}", thousands(units / 10), units % 10),
+            false => thousands(units),
+        }
+    }
+}
+
+/// The columns of the table. If the page is too narrow, the interval is left out first, then what was freed lazily.
+struct Shape {
+    title: usize,
+    numbers: [usize; 3],
+    lazily: bool,
+    interval: bool,
+}
+
+impl Shape {
+    /// The longest title, and the indent.
+    const TITLE: usize = 28;
+    const LAZILY: usize = 14;
+    const INTERVAL: usize = 22;
+
+    fn fit(width: usize) -> Shape {
+        let wide = [10, 10, 12];
+        let fixed = Self::TITLE + wide.iter().sum::<usize>();
+        if width < fixed {
+            // "free, kept" takes too much room here.
+            let numbers = [10, 9, 9];
+            let title = width.saturating_sub(numbers.iter().sum());
+            return Shape { title, numbers, lazily: false, interval: false };
+        }
+        let lazily = width >= fixed + Self::LAZILY;
+        let interval = width >= fixed + Self::LAZILY + Self::INTERVAL;
+        Shape { title: Self::TITLE, numbers: wide, lazily, interval }
+    }
+
+    fn free_head(&self) -> &'static str {
+        if self.numbers[2] >= 12 { "free, kept" } else { "free" }
+    }
+
+    /// `aside` follows the title if there is room.
+    fn line(&self, title: &str, aside: &str, cells: [&str; 5]) -> String {
+        let long = format!("{title}  {aside}");
+        let title = if !aside.is_empty() && columns(&long) < self.title { long.as_str() } else { title };
+        let mut line = left(&elide_end(title, self.title), self.title);
+        for (cell, width) in cells.iter().zip(self.numbers) {
+            line.push_str(&right(cell, width));
+        }
+        if self.lazily {
+            line.push_str(&right(cells[3], Self::LAZILY));
+        }
+        if self.interval {
+            line.push_str(&right(cells[4], Self::INTERVAL));
+        }
+        line
+    }
+}
+
+const NOTHING: &str = "–";
+
+fn table_row(row: &Row, units: u64, unit: &Unit, shape: &Shape) -> String {
+    let lazily = row.amount.lazily_freed_bytes as f64;
+    let title = format!("  {}", row.owner.title());
+    let resident = unit.shown(units);
+    match &row.split {
+        Ok(split) => {
+            let parts = apportion(&[split.live_bytes.point, split.free_bytes.point, lazily], units);
+            let [live, free, lazily] =
+                [0usize, 1, 2].map(|part| unit.shown(parts.get(part).copied().unwrap_or(0)));
+            let between = range(split.live_bytes, unit);
+            shape.line(&title, "", [&resident, &live, &free, &lazily, &between])
+        }
+        Err(_) => {
+            let lazily = unit.shown(unit.units(lazily));
+            shape.line(&title, "", [&resident, NOTHING, NOTHING, &lazily, ""])
+        }
+    }
+}
+
+/// Empty if there is no sampling error to show.
+fn range(value: Interval, unit: &Unit) -> String {
+    let (low, high) = (unit.units(value.low), unit.units(value.high));
+    if low == high { String::new() } else { format!("{} to {}", unit.shown(low), unit.shown(high)) }
+}
+
+/// What is no part of the resident memory.
+fn beside(page: &mut Page, bill: &ResidentBill, shape: &Shape) {
+    let lazily = bill.rows.iter().fold(0u64, |sum, row| sum.saturating_add(row.amount.lazily_freed_bytes));
+    if lazily > 0 && !shape.lazily {
+        page.wrapped(2, &format!("lazily freed, in the rows: {}", bytes(lazily)), Ink::Plain);
+    }
+    let mut beside = vec![];
+    if let Ok(page_tables) = bill.page_tables_bytes {
+        beside.push(format!("page tables {}", bytes(page_tables)));
+    }
+    if bill.reserved_bytes() > 0 {
+        beside.push(format!("reserved huge pages {}", bytes(bill.reserved_bytes())));
+    }
+    if let Ok(group) = &bill.group {
+        beside.push(format!(
+            "all of cgroup {}: kernel memory {}, page cache {}",
+            group.path,
+            bytes(group.kernel_bytes),
+            bytes(group.page_cache_bytes)
+        ));
+    }
+    if !beside.is_empty() {
+        page.wrapped(2, &format!("beside it: {}", beside.join(" · ")), Ink::Faint);
+    }
+}
+
+fn remedies(page: &mut Page, bill: &ResidentBill) {
+    let returns = bill.returns();
+    let mut heaps = [ResidentOwner::Heap, ResidentOwner::Arena]
+        .into_iter()
+        .filter_map(|owner| bill.row(owner))
+        .filter(|row| row.amount.held_bytes() > 0)
+        .peekable();
+    // Without a heap there is nothing to return. Of a heap that was not read, nothing is known.
+    if returns.is_empty() && (heaps.peek().is_none() || heaps.any(|row| row.split.is_err())) {
+        return;
+    }
+    page.section("REMEDIES", "what each could return at most; they act on the same memory");
+    if returns.is_empty() {
+        return page.wrapped(2, "None would return 1 MiB or more of malloc's memory.", Ink::Plain);
+    }
+    for Return { remedy, title, of, at_most_bytes, restart } in returns {
+        let lead = format!("  {}{}  ", left(remedy, 18), right(&bytes(at_most_bytes), 11));
+        let restart = if restart { " · restart" } else { "" };
+        page.hang(&lead, Ink::Plain, 33, &format!("{title}: {of}{restart}"), Ink::Plain);
+    }
+}
+
+/// How it was measured, and what was not.
+fn limits(page: &mut Page, bill: &ResidentBill, unit: &Unit, shape: &Shape) {
+    let rows = bill.rows.iter().filter(|row| row.owner.is_allocated() && row.amount.resident_bytes > 0);
+    let mut lines: Vec<(String, Ink)> = vec![];
+    for row in rows {
+        let (text, ink) = match &row.split {
+            Ok(split) => method(split, unit, shape),
+            Err(why) => (why.with_advice(), Ink::Plain),
+        };
+        lines.push((format!("{}: {text}", row.owner.title()), ink));
+    }
+    lines.extend(absent("page tables", &bill.page_tables_bytes));
+    lines.extend(absent("kernel memory of the cgroup", &bill.group));
+    lines.extend(bill.notes.iter().map(|note| (note.clone(), Ink::Warn)));
+    if lines.is_empty() {
+        return;
+    }
+    page.section("LIMITS", "how live and free memory were distinguished, and what was not measured");
+    for (line, ink) in lines {
+        page.wrapped(2, &line, ink);
+    }
+}
+
+/// How a row was divided, and its interval if the table has no room for it.
+fn method(split: &Split, unit: &Unit, shape: &Shape) -> (String, Ink) {
+    let between = range(split.live_bytes, unit);
+    let mut text = split.method.clone();
+    if !shape.interval && !between.is_empty() {
+        text.push_str(&format!(", live {between} {} (95 %)", unit.name));
+    }
+    match &split.unfinished {
+        Some(why) => (format!("{text}, until reading stopped: {}", why.with_advice()), Ink::Warn),
+        None => (text, Ink::Plain),
+    }
+}
+
+fn absent<T>(what: &str, value: &Measured<T>) -> Option<(String, Ink)> {
+    let why = value.as_ref().err()?;
+    Some((format!("{what}: {}", why.with_advice()), Ink::Faint))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use allocwall_model::catalogue::modules::AllocatorKind;
+    use allocwall_model::recording::{Allocator, Linkage};
+    use allocwall_model::resident::{Amount, GroupMemory, undistinguished};
+    use allocwall_model::units::{Absence, Reason};
+
+    const MIB: u64 = 1 << 20;
+
+    fn row(owner: ResidentOwner, tenths: u64, split: Measured<Split>) -> Row {
+        let amount = Amount { resident_bytes: tenths * MIB / 10, ..Amount::default() };
+        Row { owner, amount, split }
+    }
+
+    fn sampled(live: f64, free: f64) -> Split {
+        let mib = |value: f64| value * MIB as f64;
+        Split {
+            live_bytes: Interval::new(mib(live - 0.5), mib(live), mib(live + 0.5)),
+            free_bytes: Interval::new(mib(free - 0.5), mib(free), mib(free + 0.5)),
+            cached_bytes: Interval::exact(0.0),
+            trimmable_bytes: Interval::new(mib(free - 2.0), mib(free - 1.0), mib(free)),
+            method: "200 parts of 64 KiB were read".into(),
+            unfinished: None,
+        }
+    }
+
+    /// The heap of OWNERS.md: much of it is free.
+    fn bill() -> ResidentBill {
+        let nothing = || Err(undistinguished("no allocator keeps free memory here"));
+        let rows = vec![
+            row(ResidentOwner::Heap, 5767, Ok(sampled(9.0, 567.7))),
+            row(ResidentOwner::Arena, 0, nothing()),
+            row(
+                ResidentOwner::MappedBlock,
+                46,
+                Ok(Split::all_live(46 * MIB / 10, "freed blocks are unmapped")),
+            ),
+            row(ResidentOwner::PythonArena, 0, nothing()),
+            row(
+                ResidentOwner::Private,
+                12,
+                Err(undistinguished("can't be distinguished: the program's own mappings")),
+            ),
+            row(ResidentOwner::Stack, 0, nothing()),
+            row(ResidentOwner::File, 13, nothing()),
+            row(ResidentOwner::Shared, 0, nothing()),
+            row(ResidentOwner::Other, 0, nothing()),
+        ];
+        let module = "/lib/libc.so.6".into();
+        ResidentBill {
+            pid: 4242,
+            comm: "service".into(),
+            cmdline: vec!["/usr/bin/service".into(), "--port".into(), "80\u{1b}[31m".into()],
+            runtime: Ok(Runtime::Native),
+            allocator: Ok(Allocator {
+                kind: AllocatorKind::Glibc,
+                how: Linkage::Libc,
+                module,
+                version: None,
+            }),
+            rows,
+            rss_before_bytes: 5838 * MIB / 10,
+            rss_after_bytes: 5838 * MIB / 10,
+            thread_arenas: 0,
+            page_tables_bytes: Ok(12 * MIB / 10),
+            group: Ok(GroupMemory { path: "/web".into(), kernel_bytes: 5 * MIB, page_cache_bytes: 30 * MIB }),
+            notes: vec![],
+            took_ms: 41,
+        }
+    }
+
+    fn page(bill: &ResidentBill, width: usize) -> String {
+        table(bill, Style { color: false, width })
+    }
+
+    #[test]
+    fn the_bill_is_a_table_that_sums() {
+        let text = page(&bill(), 100);
+        let lines: Vec<&str> = text.lines().collect();
+        let line = |start: &str| {
+            let found = lines.iter().find(|line| line.trim_start().starts_with(start));
+            let words = found.unwrap_or_else(|| panic!("{start}: {text}")).split_whitespace();
+            words.map(str::to_owned).collect::<Vec<String>>().join(" ")
+        };
+        assert_eq!(line("RESIDENT"), "RESIDENT 583.8 MiB resident live free, kept lazily freed live, 95 %");
+        assert_eq!(line("malloc: main heap"), "malloc: main heap 576.7 9.0 567.7 0.0 8.5 to 9.5");
+        assert_eq!(line("malloc: mapped blocks"), "malloc: mapped blocks 4.6 4.6 0.0 0.0");
+        assert_eq!(line("other private memory"), "other private memory 1.2 – – 0.0");
+        assert_eq!(line("stacks"), "stacks 0.0 · files 1.3 · shared memory 0.0 · other 0.0");
+        assert!(
+            line("beside it")
+                .starts_with("beside it: page tables 1.2 MiB · all of cgroup /web: kernel memory")
+        );
+        assert!(!text.contains("arenas of threads"), "{text}");
+        let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let sums = "The rows sum to 583.8 MiB. The kernel's VmRSS was 583.8 MiB before and 583.8 MiB after the reading.";
+        assert!(flat.contains(sums), "{text}");
+        assert!(!text.contains('\u{1b}'), "{text}");
+    }
+
+    #[test]
+    fn remedies_have_their_upper_bound() {
+        let text = page(&bill(), 100);
+        let (_, remedies) = text.split_once("REMEDIES").unwrap();
+        assert!(remedies.contains("malloc-trim"), "{text}");
+        assert!(remedies.contains("567.7 MiB") && remedies.contains("568.2 MiB"), "{text}");
+        assert!(!remedies.contains("glibc-arenas-few"), "{text}");
+        let mut little = bill();
+        little.rows[0].split = Ok(Split::all_live(1, ""));
+        assert!(page(&little, 100).contains("None would return 1 MiB or more"));
+        little.rows[0].split = Err(Absence::new(Reason::TooLittle, "no chain was found"));
+        let text = page(&little, 100);
+        assert!(!text.contains("REMEDIES") && text.contains("no chain was found"), "{text}");
+        // One heap is known, and the other is not.
+        little.rows[0].split = Ok(Split::all_live(1, ""));
+        little.rows[1].amount.resident_bytes = MIB;
+        little.rows[1].split = Err(Absence::new(Reason::TooLittle, "no chain was found"));
+        let text = page(&little, 100);
+        assert!(!text.contains("REMEDIES"), "{text}");
+        little.rows[1].split = Ok(Split::all_live(MIB, ""));
+        assert!(page(&little, 100).contains("None would return 1 MiB or more"));
+    }
+
+    #[test]
+    fn a_sum_that_disagrees_and_what_was_not_read_have_their_reasons() {
+        let mut bill = bill();
+        bill.rss_before_bytes = 700 * MIB;
+        bill.rss_after_bytes = 800 * MIB;
+        bill.notes.push("a part was not read".into());
+        let absence = Absence::new(Reason::TooCostly, "the time was over");
+        if let Ok(split) = &mut bill.rows[0].split {
+            split.unfinished = Some(absence);
+        }
+        let text = page(&bill, 100).split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(
+            text.contains("VmRSS was 700.0 MiB before and 800.0 MiB after the reading: the process"),
+            "{text}"
+        );
+        assert!(text.contains("a part was not read"), "{text}");
+        assert!(text.contains("64 KiB were read, until reading stopped: the time was over"), "{text}");
+    }
+
+    #[test]
+    fn an_interval_and_lazily_freed_memory_are_shown_at_any_width() {
+        let mut bill = bill();
+        bill.rows[4].amount.lazily_freed_bytes = MIB;
+        for width in [60, 80, 100] {
+            let text = page(&bill, width).split_whitespace().collect::<Vec<_>>().join(" ");
+            assert!(text.contains("8.5 to 9.5"), "{width}: {text}");
+            assert_eq!(text.contains("live 8.5 to 9.5 MiB (95 %)"), width < 100, "{text}");
+            assert!(text.contains("lazily freed"), "{width}: {text}");
+            assert_eq!(text.contains("lazily freed, in the rows: 1.0 MiB"), width < 80, "{text}");
+        }
+        // The near twin: there is none.
+        bill.rows[4].amount.lazily_freed_bytes = 0;
+        assert!(!page(&bill, 60).contains("lazily freed"));
+    }
+
+    #[test]
+    fn arenas_of_threads_are_counted() {
+        let mut bill = bill();
+        assert!(!page(&bill, 100).contains("of threads"));
+        bill.thread_arenas = 12;
+        assert!(page(&bill, 100).contains(" · 12 arenas of threads · read in 41 ms"));
+    }
+
+    #[test]
+    fn a_small_process_is_shown_in_kibibytes() {
+        let mut bill = bill();
+        bill.rows.iter_mut().for_each(|row| row.amount.resident_bytes = 0);
+        bill.rows[6].amount.resident_bytes = 1200 << 10;
+        let text = page(&bill, 100);
+        assert!(text.contains("1,200 KiB") && text.contains("files 1,200 ·"), "{text}");
+    }
+
+    #[test]
+    fn no_line_is_wider_than_asked() {
+        let mut bill = bill();
+        bill.rows[4].amount.lazily_freed_bytes = MIB;
+        bill.notes
+            .push("a note of one line that is longer than the narrowest page: it has to be wrapped".into());
+        for width in 40..=100 {
+            for line in page(&bill, width).lines() {
+                assert!(columns(line) <= width, "{width}: {line}");
+            }
+        }
+    }
+
+    /// Rounded together, the rows sum to the total, and the parts of a row to the row.
+    #[test]
+    fn printed_numbers_sum() {
+        let mut bill = bill();
+        for (nth, row) in bill.rows.iter_mut().enumerate() {
+            row.amount.resident_bytes = 13 * MIB + nth as u64 * 70_001;
+            if row.owner.is_allocated() {
+                row.split = Ok(sampled(6.04, 7.04));
+            }
+        }
+        let text = page(&bill, 100);
+        let tenths = |text: &str| -> u64 { text.replace(['.', ','], "").parse().unwrap() };
+        let mut sum = 0;
+        for line in text.lines().filter(|line| line.starts_with("  ")) {
+            let words: Vec<&str> = line.split_whitespace().filter(|word| word.contains('.')).collect();
+            let title = ResidentOwner::ALL.iter().find(|owner| line.trim().starts_with(owner.title()));
+            match title {
+                Some(owner) if owner.is_allocated() && words.len() >= 4 => {
+                    assert_eq!(tenths(words[1]) + tenths(words[2]) + tenths(words[3]), tenths(words[0]));
+                    sum += tenths(words[0]);
+                }
+                Some(ResidentOwner::Stack) => sum += words.iter().map(|word| tenths(word)).sum::<u64>(),
+                _ => {}
+            }
+        }
+        assert_eq!(sum, (bill.resident_bytes() as f64 / MIB as f64 * 10.0).round() as u64, "{text}");
+    }
+
+    #[test]
+    fn the_document_has_every_row() {
+        let document = value(&bill());
+        assert_eq!(document["version"], 1);
+        assert_eq!(document["rows"].as_array().map(Vec::len), Some(ResidentOwner::ALL.len()));
+        let sum: u64 = document["rows"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|row| row["resident_bytes"].as_u64())
+            .sum();
+        assert_eq!(Some(sum), document["resident_bytes"].as_u64());
+        assert_eq!(document["rows"][0]["split"]["method"], "200 parts of 64 KiB were read");
+        assert_eq!(document["rows"][4]["split"]["absent"]["reason"], "not_applicable");
+        assert_eq!(document["allocator"]["kind"], "glibc");
+        assert_eq!(document["cgroup"]["kernel_bytes"], 5 * MIB);
+        assert_eq!(document["remedies"][0]["remedy"], "jemalloc");
+        assert_eq!(document["agrees"], true);
+        assert!(!super::document(&bill()).contains('\u{1b}'));
+    }
+}
