@@ -1,6 +1,7 @@
 //! CPython's object arenas, stock and on huge pages: the arms, the metrics, and the table. Each program is a separate trial. Its
 //! statistics are corrected for the arms of one program, but not across programs.
 
+use allocwall_host::installed;
 use allocwall_model::catalogue::nearest::hint;
 use allocwall_model::catalogue::remedies::{ARENA_HOOK, ARENA_HOOK_ON};
 use allocwall_model::error::{Error, Result};
@@ -241,8 +242,9 @@ pub fn programs<'a>(
             _ => (probe.python.as_str(), &program.missing),
         };
         Some(format!(
-            "{who} lacks {}: pip install 'allocwall[bench]' in this interpreter",
-            missing.join(", ")
+            "{who} lacks {}: in this interpreter, pip install '{}[bench]'",
+            missing.join(", "),
+            installed::wheel()
         ))
     };
     let mut found = Vec::new();
@@ -463,7 +465,7 @@ mod tests {
         let (found, skipped) = of(&[], None);
         assert_eq!(found, ["tuples"]);
         let why = &skipped[0].why;
-        assert!(why.contains("networkx") && why.contains("'allocwall[bench]'"), "{skipped:?}");
+        assert!(why.contains("networkx") && why.contains("[bench]'"), "{skipped:?}");
         let mut bare = probe();
         bare.programs[0].missing = vec!["x".into()];
         let (found, skipped) = of(&["tuples"], Some(&bare));

@@ -29,6 +29,27 @@ pub fn process_cpu_ns() -> u64 {
     clock_ns(libc::CLOCK_PROCESS_CPUTIME_ID)
 }
 
+/// What the kernel counts for the children that this process has waited for, and for their children.
+pub fn children_usage() -> libc::rusage {
+    // SAFETY: an all-zero rusage is a valid value.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: `usage` is a valid rusage for the kernel to fill.
+    unsafe { libc::getrusage(libc::RUSAGE_CHILDREN, &mut usage) };
+    usage
+}
+
+/// CPU time of these children, user and kernel, from their start to their end. Precise to 2 µs.
+pub fn children_cpu_ns() -> u64 {
+    let usage = children_usage();
+    let ns = |time: libc::timeval| time.tv_sec as u64 * 1_000_000_000 + time.tv_usec as u64 * 1_000;
+    ns(usage.ru_utime) + ns(usage.ru_stime)
+}
+
+/// CPU time of the calling thread, and of the children that this process has waited for.
+pub fn thread_and_children_cpu_ns() -> u64 {
+    thread_cpu_ns() + children_cpu_ns()
+}
+
 /// Time that the threads of this process have waited for a CPU. None if the kernel has no schedstat.
 pub fn queued_ns() -> Option<u64> {
     let of = |path: std::path::PathBuf| -> Option<u64> {

@@ -1,4 +1,4 @@
-//! Map churn and the address-space lock, and the private anonymous mapping that first touch also uses.
+//! Map churn and the address-space lock, and the anonymous mapping that other subjects also use.
 
 use super::clock::{Watch, thread_cpu_ns};
 use super::computing::Computing;
@@ -6,6 +6,7 @@ use super::process;
 use super::stage::{Base, Stage};
 use anyhow::{Context, Result};
 use std::ptr::NonNull;
+use std::sync::atomic::AtomicI64;
 
 pub const PAGE: usize = 4096;
 
@@ -25,12 +26,17 @@ impl Mapping {
 
     /// Without madvise: only one system call.
     fn plain(length: usize) -> Mapping {
-        Mapping::with_flags(length, 0)
+        Mapping::with_flags(length, libc::MAP_PRIVATE)
     }
 
     /// The map call touches all pages; it holds the address-space lock during this time.
     fn populated(length: usize) -> Mapping {
-        Mapping::with_flags(length, libc::MAP_POPULATE)
+        Mapping::with_flags(length, libc::MAP_PRIVATE | libc::MAP_POPULATE)
+    }
+
+    /// Children that are forked later use the same memory.
+    pub fn shared(length: usize) -> Mapping {
+        Mapping::with_flags(length, libc::MAP_SHARED)
     }
 
     fn with_flags(length: usize, flags: libc::c_int) -> Mapping {
@@ -40,7 +46,7 @@ impl Mapping {
                 std::ptr::null_mut(),
                 length,
                 libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags,
+                libc::MAP_ANONYMOUS | flags,
                 -1,
                 0,
             )
@@ -58,6 +64,13 @@ impl Mapping {
             // SAFETY: within the mapping.
             unsafe { self.start.as_ptr().add(page * PAGE).write_volatile(1) };
         }
+    }
+
+    /// The first eight bytes, as a number that several processes can use.
+    pub fn first_word(&self) -> &AtomicI64 {
+        // SAFETY: the mapping is at least a page, starts at a page, and lives as long as `self`. Every value of its bytes is a
+        // valid number. This process writes to it in other ways only with `&mut self`.
+        unsafe { AtomicI64::from_ptr(self.start.as_ptr().cast()) }
     }
 
     /// Returns the pages and keeps the mapping.

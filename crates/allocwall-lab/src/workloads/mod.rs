@@ -4,7 +4,9 @@ mod calls;
 mod clock;
 mod collector;
 mod computing;
+mod file_touch;
 mod first_touch;
+mod forking;
 mod interference;
 mod mapping;
 pub mod pipeline;
@@ -67,7 +69,10 @@ pub fn line_key(classes: &[CostClass]) -> String {
     classes.iter().map(|class| class.key()).collect::<Vec<_>>().join("+")
 }
 
-use CostClass::{AllocatorCode, AllocatorLocks, FaultPath, GarbageCollector, MapCalls, PageRelease, Zeroing};
+use CostClass::{
+    AllocatorCode, AllocatorLocks, CopyOnWrite, FaultPath, FileFault, ForkExit, GarbageCollector, MapCalls,
+    PageRelease, Zeroing,
+};
 
 pub const SUBJECTS: &[Subject] = &[
     Subject {
@@ -82,6 +87,32 @@ pub const SUBJECTS: &[Subject] = &[
         threads: 1,
         threads_fixed: false,
         run: first_touch::cold_touch,
+    },
+    Subject {
+        name: "fork-write",
+        summary: "children write to memory that they inherited",
+        wall: Some(Wall::Fork),
+        lines: &[&[CopyOnWrite, ForkExit]],
+        waits: &[],
+        dial: Dial::Line,
+        default_dial: 0.3,
+        twin: Some("the same writes by the parent, without children"),
+        threads: 1,
+        threads_fixed: true,
+        run: forking::fork_write,
+    },
+    Subject {
+        name: "file-touch",
+        summary: "maps a file that is in the page cache, reads each page, and unmaps it",
+        wall: Some(Wall::FileFault),
+        lines: &[&[FileFault], &[MapCalls, PageRelease]],
+        waits: &[],
+        dial: Dial::Line,
+        default_dial: 0.3,
+        twin: Some("the same reads from a mapping that is kept"),
+        threads: 1,
+        threads_fixed: true,
+        run: file_touch::file_touch,
     },
     Subject {
         name: "map-churn",
@@ -300,6 +331,14 @@ mod tests {
             };
             assert!(fits, "{}", subject.name);
             assert_eq!(subject.wall.is_none(), subject.twin.is_none(), "{}", subject.name);
+        }
+    }
+
+    #[test]
+    fn each_line_that_a_dial_controls_belongs_to_the_wall() {
+        for subject in SUBJECTS.iter().filter(|subject| subject.dial == Dial::Line) {
+            let wall = subject.wall.expect("a wall to control");
+            assert!(wall.lines().iter().any(|class| subject.lines[0].contains(class)), "{}", subject.name);
         }
     }
 

@@ -1,6 +1,7 @@
 //! How a subject starts, ends and cleans up.
 
 use anyhow::{Context, Result};
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -81,6 +82,17 @@ pub fn with_tunables(tunables: &[(&str, &str)]) -> Result<()> {
         .env("GLIBC_TUNABLES", all.join(":"))
         .exec();
     Err(error).context("cannot restart with glibc tunables")
+}
+
+/// A new file in the folder for temporary files. It is unlinked, so it disappears with the process.
+pub fn temporary_file() -> Result<File> {
+    let path = std::env::temp_dir().join(format!("allocwall-subject-{}", std::process::id()));
+    let open = || -> io::Result<File> {
+        let file = File::options().read(true).write(true).create_new(true).open(&path)?;
+        fs::remove_file(&path)?;
+        Ok(file)
+    };
+    open().with_context(|| format!("skipped: {}", path.display()))
 }
 
 /// A helper process that is not a descendant of the subject, so that its time is not counted as the subject's.

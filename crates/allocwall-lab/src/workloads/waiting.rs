@@ -2,12 +2,11 @@
 
 use super::clock::{Watch, monotonic_ns};
 use super::computing::Computing;
-use super::process::Bystander;
+use super::process::{Bystander, temporary_file};
 use super::stage::{Base, Stage};
 use allocwall_host::memory::AnonymousMapping;
 use anyhow::{Context, Result};
 use std::cell::UnsafeCell;
-use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
@@ -18,18 +17,12 @@ const WRITE: usize = 1 << 20;
 /// Size of the file; the writes wrap around.
 const FILE: u64 = 8 << 20;
 
-/// Writes that bypass the page cache, each one synced. The file is unlinked, so it disappears with the process.
+/// Writes that bypass the page cache, each one synced.
 pub fn io_wait(stage: &Stage) -> Result<()> {
     let twin = stage.options.twin;
-    let path = std::env::temp_dir().join(format!("allocwall-subject-{}", std::process::id()));
-    let open = || -> std::io::Result<File> {
-        let file = File::options().read(true).write(true).create_new(true).open(&path)?;
-        // SAFETY: a system call on our own descriptor. A file system without O_DIRECT refuses it.
-        unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, libc::O_DIRECT) };
-        fs::remove_file(&path)?;
-        Ok(file)
-    };
-    let file = open().with_context(|| format!("skipped: {}", path.display()))?;
+    let file = temporary_file()?;
+    // SAFETY: a system call on our own descriptor. A file system without O_DIRECT refuses it.
+    unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, libc::O_DIRECT) };
     Watch::new().context("skipped: no /proc/thread-self/schedstat")?;
     let worker = |_| {
         let watch = Watch::new().expect("schedstat was readable before");
