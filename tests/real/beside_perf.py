@@ -31,7 +31,9 @@ RATE_HZ = 999
 GROUPS = {
     "first touch": ("fault_path", "zeroing"),
     "map calls": ("map_calls", "page_release", "address_space_lock"),
-    "other kernel": ("other_kernel", "reclaim", "unnamed_kernel"),
+    "other kernel": (
+        "copy_on_write", "file_fault", "fork_exit", "file_system", "sockets", "scheduling", "other_kernel", "reclaim", "unnamed_kernel"
+    ),
     "malloc": ("allocator_code", "allocator_locks"),
 }
 # Built-in subjects: in libc they only run malloc, only malloc waits on futexes, and all their faults are first touches.

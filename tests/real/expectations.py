@@ -14,6 +14,8 @@ WALLS = {
     "application_lock",
     "garbage_collector",
     "first_touch",
+    "fork",
+    "file_fault",
     "map_churn",
     "address_space_lock",
     "tlb",

@@ -10,7 +10,7 @@ RUNGS = {
     1: ("cgroup_throttling", "steal", "run_queue"),
     2: ("waiting", "application_lock"),
     3: ("garbage_collector",),
-    4: ("first_touch",),
+    4: ("first_touch", "fork", "file_fault"),
     5: ("map_churn",),
     6: ("address_space_lock",),
     7: ("tlb",),

@@ -31,6 +31,8 @@ enum Command {
     Calibrate(commands::calibrate::Args),
     /// Diagnose a running process, a command or a recording: bill, ladder, verdict and remedies
     Diagnose(commands::diagnose::Args),
+    /// Show the resident memory of a process by owner: live, free but kept, and what remedies could return
+    Memory(commands::memory::Args),
     /// Print a recording as text, JSON, flamegraph or collapsed stacks, or a saved trial as text, JSON or CSV
     Report(commands::report::Args),
     /// Try remedies on a command, interleaved with the baseline: effect, interval and outcome for each
@@ -61,6 +63,7 @@ fn main() -> ExitCode {
         Command::Check(args) => commands::check::run(args, &printer),
         Command::Calibrate(args) => commands::calibrate::run(args, &printer),
         Command::Diagnose(args) => commands::diagnose::run(args, &printer),
+        Command::Memory(args) => commands::memory::run(args, &printer),
         Command::Report(args) => commands::report::run(args, &printer),
         Command::Trial(args) => commands::trial::run(*args, &printer),
         Command::Bench(args) => commands::bench::run(args, &printer),

@@ -171,6 +171,16 @@ fn cold_touch_faults_and_a_warm_pool_does_not() {
 }
 
 #[test]
+fn children_copy_what_they_write_and_the_parent_alone_does_not() {
+    pair("fork-write", 0.3, 0.05, 0.0, |t| t.share_of_cpu("copy_on_write+fork_exit"));
+}
+
+#[test]
+fn a_file_is_mapped_page_by_page_and_a_kept_mapping_is_not() {
+    pair("file-touch", 0.3, 0.05, 0.0, |t| t.share_of_cpu("file_fault"));
+}
+
+#[test]
 fn map_churn_maps_and_kept_blocks_do_not() {
     pair("map-churn", 0.3, 0.05, 0.0, |t| {
         t.share_of_cpu("fault_path+zeroing+map_calls+page_release+address_space_lock+allocator_code")

@@ -4,6 +4,7 @@ use super::facts::{Inventory, Program, TargetFacts};
 use super::{Arm, Part, Refusal, Setting, Source, contradictions, pages_of, refuse, setting};
 use allocwall_diagnose::needs::{Facts, NeedState, Unmet};
 use allocwall_host::file;
+use allocwall_host::installed;
 use allocwall_host::tunables::parse_size;
 use allocwall_measure::target::{FileView, view_file};
 use allocwall_model::catalogue::modules::{
@@ -661,10 +662,10 @@ impl Work<'_> {
             match read {
                 Ok(files) if files.iter().any(|file| ARENA_HOOK_FILES.contains(&file.as_str())) => {}
                 Ok(_) => {
+                    let python = program.path.display();
                     return refuse(format!(
-                        "{text}: {} has no allocwall package: run {} -m pip install allocwall",
-                        program.path.display(),
-                        program.path.display()
+                        "{text}: {python} has no allocwall package: run {python} -m pip install {}",
+                        installed::wheel()
                     ));
                 }
                 Err(absence) => self

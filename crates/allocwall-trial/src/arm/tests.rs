@@ -352,11 +352,7 @@ fn the_arena_hook_is_switched_on_where_its_package_is() {
     let mut never = inventory();
     never.thp = Ok("never".into());
     for (facts, inventory, words) in [
-        (
-            python("3.11", false, files("allocwall-other.pth")),
-            inventory(),
-            "/v/bin/python3 -m pip install allocwall",
-        ),
+        (python("3.11", false, files("allocwall-other.pth")), inventory(), "/v/bin/python3 -m pip install "),
         (python("3.8", false, files("allocwall.pth")), inventory(), "needs CPython 3.9 or later"),
         (python("3.13", true, files("allocwall.pth")), inventory(), "cpython-nogil-huge"),
         (small, inventory(), "32-bit"),

@@ -7,6 +7,7 @@ pub mod diagnose;
 pub mod explain;
 pub mod keep;
 pub mod list;
+pub mod memory;
 pub mod read;
 pub mod report;
 pub mod run;

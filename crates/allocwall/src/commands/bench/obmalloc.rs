@@ -5,6 +5,7 @@ use crate::commands::shared::options::parse_time;
 use crate::commands::shared::signals::{USAGE, catch_signals};
 use crate::printer::Printer;
 use allocwall_host::clock;
+use allocwall_host::installed;
 use allocwall_lab::obmalloc::{self, AfterIdle, BenchArm, Probe, Program, Set, Skipped};
 use allocwall_model::error::Error;
 use allocwall_report::trial_json;
@@ -237,7 +238,8 @@ impl Bench<'_> {
                 let said = batch::last_words(&finished).unwrap_or_else(|| "it printed nothing".to_owned());
                 if said.contains("No module named") && script.is_none() {
                     bail!(
-                        "{python} has no allocwall package ({said}); to install it: {python} -m pip install 'allocwall[bench]'"
+                        "{python} has no allocwall package ({said}); to install it: {python} -m pip install '{}[bench]'",
+                        installed::wheel()
                     )
                 } else {
                     bail!("{python} cannot run the workloads: {said}")
