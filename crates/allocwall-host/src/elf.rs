@@ -5,11 +5,12 @@
 use allocwall_model::units::{Absence, Measured, Reason};
 use object::elf;
 use object::read::elf::{Dyn, FileHeader, ProgramHeader, SectionHeader, Sym, VersionTable};
-use object::read::{ReadCache, ReadRef, StringTable};
+use object::read::{ReadCache, ReadRef};
 use object::{Endianness, SymbolIndex};
 use serde::{Deserialize, Serialize};
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
+use std::ffi::CStr;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
@@ -114,6 +115,15 @@ impl ElfFacts {
 }
 
 const PAGE: u64 = 4096;
+/// A symbol with a longer name is left out. Without a limit, millions of symbols could share one name of megabytes, and
+/// each would be read to its end.
+const LONGEST_NAME: usize = 4096;
+
+fn name_at(names: &[u8], offset: u32) -> Option<&[u8]> {
+    let rest = names.get(offset as usize..)?;
+    let rest = rest.get(..=LONGEST_NAME).unwrap_or(rest);
+    CStr::from_bytes_until_nul(rest).ok().map(CStr::to_bytes)
+}
 
 /// See [`ElfFacts::address_of_offset`].
 pub fn address_of_offset(segments: &[Segment], offset: u64) -> Option<u64> {
@@ -290,7 +300,6 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
             self.data.read_slice_at(section.offset, entries).map_err(|()| malformed("symbol table"))?;
         // Names are read as one block: a read per name would need a seek each.
         let names = self.bytes_of(sections.get(section.link)).ok_or_else(|| malformed("symbol names"))?;
-        let strings = StringTable::new(names, 0, names.len() as u64);
         let versions = match table {
             Table::Exported => self.versions::<E>(),
             Table::All => VersionTable::default(),
@@ -305,7 +314,7 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
             if kind != SymbolKind::File && symbol.st_shndx(self.endian) == elf::SHN_UNDEF {
                 continue;
             }
-            let Ok(name) = symbol.name(self.endian, strings) else {
+            let Some(name) = name_at(names, symbol.st_name(self.endian)) else {
                 continue;
             };
             let version = versions.version_index(self.endian, SymbolIndex(index));
@@ -769,6 +778,16 @@ mod tests {
             (Some(&b"GLIBC_2.2.5"[..]), SymbolKind::Function, false)
         );
         assert!(malloc.address > 0 && malloc.size > 0);
+    }
+
+    #[test]
+    fn names_are_read_up_to_a_limit() {
+        let longest = [&[b'x'; LONGEST_NAME][..], b"\0"].concat();
+        assert_eq!(name_at(&longest, 0).map(<[u8]>::len), Some(LONGEST_NAME));
+        assert_eq!(name_at(&longest, LONGEST_NAME as u32), Some(&b""[..]));
+        assert_eq!(name_at(&[b"x", &longest[..]].concat(), 0), None);
+        assert_eq!(name_at(b"never ends", 0), None);
+        assert_eq!(name_at(&longest, u32::MAX), None);
     }
 
     fn own() -> File {
