@@ -5,6 +5,7 @@
 //! CPU time from the target during the measurement.
 
 mod family;
+mod fault_thread;
 mod faults;
 mod stacks;
 
@@ -16,7 +17,8 @@ use allocwall_host::proc::ProcFs;
 use allocwall_model::recording::*;
 use allocwall_model::units::Measured;
 use family::Family;
-use faults::{Fault, Faults};
+use fault_thread::FaultThread;
+use faults::Fault;
 use stacks::{Compactor, Location, StackTable};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -59,7 +61,7 @@ pub struct Collector {
     start_ns: u64,
     pub family: Family,
     table: StackTable,
-    faults: Faults,
+    faults: FaultThread,
     samples: Vec<CpuSample>,
     waits: Vec<WaitSample>,
     shipped: Shipped,
@@ -94,7 +96,7 @@ impl Collector {
             start_ns,
             family,
             table,
-            faults: Faults::default(),
+            faults: FaultThread::default(),
             samples: Vec::new(),
             waits: Vec::new(),
             shipped: Shipped::default(),
