@@ -621,6 +621,8 @@ impl<M: Memory> Reading<M> {
     }
 
     fn tick(&mut self, t_ns: u64) {
+        // Not found again, it may be elsewhere: the process may have called exec.
+        self.lock = None;
         if !self.memory.may_read() {
             return;
         }

@@ -157,7 +157,9 @@ impl Source {
         described: Option<&Described>,
         memory: &mut dyn Memory,
     ) -> Measured<Source> {
-        let kept = proc.maps(thread, |mapping| mapping.perms.shared && is_hsperfdata(&mapping.path))?;
+        // Its own: tools that read that of another JVM, such as jstatd, cannot write to it.
+        let own = |mapping: &Mapping| mapping.perms.shared && mapping.perms.write;
+        let kept = proc.maps(thread, |mapping| own(mapping) && is_hsperfdata(&mapping.path))?;
         if let Some(mapping) = kept.mappings.first() {
             let length = (mapping.end - mapping.start).min(MOST_BYTES) as usize;
             let mapped = Source::Memory { address: mapping.start, length };

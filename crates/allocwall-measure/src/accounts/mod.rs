@@ -316,7 +316,7 @@ impl Account {
         }
     }
 
-    /// When the next sample is due, or `NEVER`.
+    /// Where the interpreter lock lies, if there is one and it is known.
     fn lock(&self) -> Option<Range<u64>> {
         match self {
             Account::Cpython(account) => account.lock(),
@@ -324,6 +324,7 @@ impl Account {
         }
     }
 
+    /// When the next sample is due, or `NEVER`.
     fn next_sample_ns(&self) -> u64 {
         match self {
             Account::Cpython(account) => account.next_sample_ns().unwrap_or(NEVER),
