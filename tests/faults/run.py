@@ -136,14 +136,15 @@ def judge_diagnosis(document, clean):
         if abs(total - 1) > 1e-6:
             yield f"the bill sums to {total}"
     findings = {finding["wall"]: finding for finding in document["findings"]}
-    if len(findings) != 15:
+    undisturbed = [{finding["wall"]: finding for finding in c["findings"]} for c in clean]
+    if any(findings.keys() != other.keys() for other in undisturbed):
         yield f"{len(findings)} findings"
     status = findings["first_touch"]["status"]
     # On a busy machine the target may run too little to show a first-touch wall; then the run queue is the wall.
     busy = findings["run_queue"]["status"] == "wall"
     if busy and "ms a second" in findings["first_touch"]["because"]:
         status = "not_measured"
-    if status not in ("wall", "not_measured") and status not in {c["findings"][6]["status"] for c in clean}:
+    if status not in ("wall", "not_measured") and status not in {c["first_touch"]["status"] for c in undisturbed}:
         yield f"first touch is {status}: {findings['first_touch']['because']}"
     for wall in document["verdict"]["walls"]:
         # On a busy machine the last two are right.

@@ -12,6 +12,7 @@ WALLS = {
     "run_queue",
     "waiting",
     "application_lock",
+    "gil",
     "garbage_collector",
     "first_touch",
     "fork",

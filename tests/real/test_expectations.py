@@ -8,7 +8,7 @@ from services import SERVICES, Expectation
 
 RUNGS = {
     1: ("cgroup_throttling", "steal", "run_queue"),
-    2: ("waiting", "application_lock"),
+    2: ("waiting", "application_lock", "gil"),
     3: ("garbage_collector",),
     4: ("first_touch", "fork", "file_fault"),
     5: ("map_churn",),
