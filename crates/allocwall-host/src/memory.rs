@@ -27,6 +27,19 @@ pub enum PageState {
     Absent,
 }
 
+impl PageState {
+    /// By the page's entry of 8 bytes.
+    pub fn of(entry: [u8; 8]) -> PageState {
+        const PRESENT: u64 = 1 << 63;
+        const SWAPPED: u64 = 1 << 62;
+        match u64::from_ne_bytes(entry) {
+            entry if entry & PRESENT != 0 => PageState::Resident,
+            entry if entry & SWAPPED != 0 => PageState::Swapped,
+            _ => PageState::Absent,
+        }
+    }
+}
+
 /// The pagemap of a process, open.
 pub struct PageMap(fs::File);
 
@@ -41,15 +54,9 @@ impl PageMap {
     /// # Errors
     /// `UnexpectedEof`: the process has ended or has called exec since the file was opened, or the page is the kernel's.
     pub fn state(&self, page: u64) -> io::Result<PageState> {
-        const PRESENT: u64 = 1 << 63;
-        const SWAPPED: u64 = 1 << 62;
         let mut entry = [0; 8];
         self.0.read_exact_at(&mut entry, page.saturating_mul(8))?;
-        Ok(match u64::from_ne_bytes(entry) {
-            entry if entry & PRESENT != 0 => PageState::Resident,
-            entry if entry & SWAPPED != 0 => PageState::Swapped,
-            _ => PageState::Absent,
-        })
+        Ok(PageState::of(entry))
     }
 }
 

@@ -3,6 +3,7 @@
 mod attach;
 mod closed;
 mod probes;
+mod random;
 mod waits;
 mod window;
 

@@ -3,6 +3,7 @@
 
 use allocwall_host::file;
 use allocwall_host::maps::{self, Mapping};
+use allocwall_host::memory::PageState;
 use allocwall_host::proc::ProcFs;
 use allocwall_host::rights::run_as_root;
 use allocwall_model::units::{Absence, Measured, Reason};
@@ -128,16 +129,16 @@ impl Files {
         Ok(Files { memory: open("mem")?, pagemap: open("pagemap")?, page_bytes: proc.page_bytes().max(PAGE) })
     }
 
-    /// Documentation/admin-guide/mm/pagemap.rst: one word per page; bit 63 means present, bit 62 swapped.
     fn pages(&self, start: u64, count: usize) -> io::Result<Vec<Page>> {
         let page = |nth: u64| start.saturating_add(nth.saturating_mul(PAGE)) / self.page_bytes;
         let (first, last) = (page(0), page((count as u64).saturating_sub(1)));
-        let mut words = vec![0; 8 * (last - first + 1) as usize];
-        self.pagemap.read_exact_at(&mut words, first * 8)?;
-        let state = |nth: u64| match words[8 * (page(nth) - first) as usize + 7] & 0xc0 {
-            0 => Page::Untouched,
-            0x40 => Page::Unknown,
-            _ => Page::Resident,
+        let mut entries = vec![0; 8 * (last - first + 1) as usize];
+        self.pagemap.read_exact_at(&mut entries, first * 8)?;
+        let (entries, _) = entries.as_chunks::<8>();
+        let state = |nth: u64| match PageState::of(entries[(page(nth) - first) as usize]) {
+            PageState::Absent => Page::Untouched,
+            PageState::Swapped => Page::Unknown,
+            PageState::Resident => Page::Resident,
         };
         Ok((0..count as u64).map(state).collect())
     }

@@ -1,6 +1,7 @@
 //! Samples the target's threads at random times. The share of samples that find a thread waiting for something
 //! is the share of time that it waits for it. The cost is bounded, however often the threads switch.
 
+use super::random::Random;
 use crate::accounts::PythonLocks;
 use crate::collect::Collector;
 use crate::unwind;
@@ -42,7 +43,7 @@ pub struct WaitSampler {
     threads: Vec<(i32, i32)>,
     listed_at: u64,
     cursor: usize,
-    random: u64,
+    random: Random,
     stack: Vec<u8>,
     known: HashMap<i32, Known>,
     /// Why threads could not be listed or read.
@@ -70,8 +71,7 @@ impl WaitSampler {
             threads: Vec::new(),
             listed_at: 0,
             cursor: 0,
-            // Any odd seed works; it only has to be independent of the target.
-            random: now | 1,
+            random: Random::new(now),
             stack: vec![0; STACK_BYTES],
             known: HashMap::new(),
             unread: None,
@@ -83,11 +83,7 @@ impl WaitSampler {
     pub fn next_in(&mut self) -> u64 {
         let per_round = self.threads.len().clamp(1, SAMPLES_A_ROUND) as u64;
         let period = (1_000_000_000 * per_round / u64::from(SAMPLES_A_SECOND)).max(ROUNDS_APART_NS);
-        // xorshift64 (Marsaglia 2003).
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        period * 2 / 3 + self.random % (period * 2 / 3)
+        period * 2 / 3 + self.random.below(period * 2 / 3)
     }
 
     /// One round. `start`: when the window opened. `last_round`: every thread is due.

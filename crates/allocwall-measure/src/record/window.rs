@@ -3,6 +3,7 @@
 use super::Request;
 use super::attach::Attached;
 use super::closed::{self, Closed};
+use super::random::Random;
 use super::waits::WaitSampler;
 use crate::accounts::Accounts;
 use crate::counts::{self, Counting};
@@ -300,7 +301,7 @@ struct Due {
     batch: Timer,
     /// How late the next sample of a collector is taken.
     late_ns: u64,
-    random: u64,
+    random: Random,
 }
 
 impl Due {
@@ -313,18 +314,13 @@ impl Due {
             python: first(PYTHON_EVERY),
             batch: first(BATCH_EVERY),
             late_ns: 0,
-            // Any odd seed works; it only has to be independent of the target.
-            random: start | 1,
+            random: Random::new(start),
         }
     }
 
     /// Draws the delay of the next sample of a collector.
     fn vary(&mut self) {
-        // xorshift64 (Marsaglia 2003).
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        self.late_ns = self.random % SAMPLE_LATE_NS;
+        self.late_ns = self.random.below(SAMPLE_LATE_NS);
     }
 
     fn next(&self) -> u64 {

@@ -2,6 +2,7 @@
 
 use crate::memory_kinds::PAGE;
 use allocwall_host::file::errno_text;
+use allocwall_host::memory::PageState;
 use allocwall_host::proc::ProcFs;
 use allocwall_host::rights::{can_read_memory, run_as_root};
 use allocwall_host::threads::MemoryReader;
@@ -334,9 +335,8 @@ fn refused(what: &str, error: &Error) -> Absence {
     }
 }
 
-/// Documentation/admin-guide/mm/pagemap.rst: bit 63.
 fn is_present(entry: &[u8]) -> bool {
-    entry.last().is_some_and(|byte| byte & 0x80 != 0)
+    entry.try_into().is_ok_and(|entry| PageState::of(entry) == PageState::Resident)
 }
 
 pub fn out_of_time() -> Absence {
