@@ -5,7 +5,7 @@ CARGO ?= cargo
 NIGHTLY ?= nightly
 BINARY := target/release/allocwall
 
-.PHONY: demo test fuzz faults lab models miri tsan wheel python-test python-reliability bench trial-accuracy accuracy build
+.PHONY: demo test fuzz faults lab models miri tsan wheel python-test python-reliability bench trial-accuracy accuracy verdicts build
 
 ## Diagnoses a Python service with a known wall, under load. Under a minute after the build.
 demo: build
@@ -50,6 +50,11 @@ faults:
 	@tools/need.sh python3=python3 cc=build-essential
 	$(CARGO) build --locked
 	python3 tests/faults/run.py --binary target/debug/allocwall $(if $(FAULTS_SECONDS),--seconds $(FAULTS_SECONDS))
+
+## Small programs whose wall is known by their construction, and which had no part in any rule. Three minutes, on a quiet machine.
+verdicts: build
+	@tools/need.sh python3=python3 cc=build-essential c++=build-essential
+	tests/verdicts/run.py
 
 ## The wheel, which contains the program, in target/wheels.
 wheel:

@@ -118,24 +118,24 @@ class Tracer:
         self.first = pid
         ptrace(SYSCALL, pid)
         end = time.monotonic() + self.deadline_s
-        signal.signal(signal.SIGALRM, lambda *_: None)
-        signal.setitimer(signal.ITIMER_REAL, 0.5, 0.5)
         first_status = None
         self.late = False
+
+        def end_if_late(*_):
+            if time.monotonic() > end:
+                self.late = True
+                for group in set(self.groups.values()):
+                    kill(group)
+
+        # Python calls waitpid again after a signal, so the handler itself must end processes that hang.
+        signal.signal(signal.SIGALRM, end_if_late)
+        signal.setitimer(signal.ITIMER_REAL, 0.5, 0.5)
         try:
             while self.groups:
                 try:
                     tid, status = os.waitpid(-1, WALL)
-                except InterruptedError:
-                    tid, status = 0, 0
                 except ChildProcessError:
                     break
-                if time.monotonic() > end and not self.late:
-                    self.late = True
-                    for group in set(self.groups.values()):
-                        kill(group)
-                if tid == 0:
-                    continue
                 if not os.WIFSTOPPED(status):
                     self.groups.pop(tid, None)
                     self.pending.pop(tid, None)

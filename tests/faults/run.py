@@ -10,6 +10,7 @@ or the tool or its target is killed at the call. Every run must satisfy:
 
     run.py --binary target/debug/allocwall                 all faults: hours
     run.py --binary target/debug/allocwall --seconds 120   a random selection for two minutes; prints the random seed
+    run.py --binary target/debug/allocwall --part 3/20     the third of twenty parts: the same faults whenever it runs
     run.py ... --only 'diagnose-attach: ENOMEM at tool mmap'     only faults whose name contains this text
 """
 
@@ -27,6 +28,7 @@ import tempfile
 import threading
 import time
 import uuid
+import zlib
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -128,8 +130,8 @@ def absences(document):
     return found
 
 
-def judge_diagnosis(document, clean):
-    """The problems of one report, compared with those of undisturbed runs."""
+def judge_diagnosis(document, clean, ended):
+    """The problems of one report, compared with those of undisturbed runs. `ended`: the target was killed in the window."""
     lines = document["bill"]["on_cpu"]
     if isinstance(lines, list):
         total = sum(line["share"]["point"] for line in lines)
@@ -140,9 +142,9 @@ def judge_diagnosis(document, clean):
     if any(findings.keys() != other.keys() for other in undisturbed):
         yield f"{len(findings)} findings"
     status = findings["first_touch"]["status"]
-    # On a busy machine the target may run too little to show a first-touch wall; then the run queue is the wall.
+    # On a busy machine, or before its end, the target may run too little to show a first-touch wall.
     busy = findings["run_queue"]["status"] == "wall"
-    if busy and "ms a second" in findings["first_touch"]["because"]:
+    if (busy or ended) and "ms a second" in findings["first_touch"]["because"]:
         status = "not_measured"
     if status not in ("wall", "not_measured") and status not in {c["first_touch"]["status"] for c in undisturbed}:
         yield f"first touch is {status}: {findings['first_touch']['because']}"
@@ -169,7 +171,7 @@ def judge_diagnosis(document, clean):
                 yield f"{'.'.join(map(str, path))} is 0, and was {others} undisturbed"
 
 
-def judge_trial(document, clean):
+def judge_trial(document, clean, _ended):
     for comparison in document.get("comparisons", []) + document.get("baseline", []):
         if comparison.get("outcome") in ("better", "worse"):
             yield f"one block cannot have the outcome {comparison['outcome']}"
@@ -315,7 +317,7 @@ def judge(scenario, outcome, fault, clean):
             if not (os.WEXITSTATUS(status) and errors):
                 wrong.append(f"no valid JSON: {error}")
         else:
-            wrong.extend(scenario.judge(document, [json.loads(c.stdout) for c in clean]))
+            wrong.extend(scenario.judge(document, [json.loads(c.stdout) for c in clean], fault.what == "kill target"))
     elif os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
         wrong.append("exit status 0 without a report")
     known = set.union(*(c.files for c in clean))
@@ -342,6 +344,13 @@ def plan(scenario, clean):
     return [(scenario, fault) for fault in faults]
 
 
+def part(text):
+    number, of = (int(word) for word in text.split("/"))
+    if not 1 <= number <= of:
+        raise ValueError(text)
+    return number, of
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", required=True)
@@ -349,6 +358,7 @@ def main():
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
     parser.add_argument("--scenario", action="append", choices=[s.name for s in SCENARIOS])
     parser.add_argument("--only", default="", help="inject only faults whose name contains this text")
+    parser.add_argument("--part", type=part, default=(1, 1), metavar="N/OF", help="only this part of the faults; a fault is always in the same part")
     parser.add_argument("--list", action="store_true", help="only list the faults")
     parser.add_argument("--verbose", action="store_true")
     args = parser.parse_args()
@@ -373,7 +383,9 @@ def main():
         cleans[scenario.name] = clean
         work += plan(scenario, clean)
         print(f"{scenario.name}: {len(clean[0].tracer.sites)} sites, {sum(clean[0].tracer.sites.values())} calls")
-    work = [(scenario, fault) for scenario, fault in work if args.only in f"{scenario.name}: {fault}"]
+    named = [(f"{scenario.name}: {fault}", scenario, fault) for scenario, fault in work]
+    number, of = args.part
+    work = [(s, f) for name, s, f in named if args.only in name and zlib.crc32(name.encode()) % of == number - 1]
     if args.list:
         for scenario, fault in work:
             print(f"{scenario.name}: {fault}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 TOLERANCE = 0.10
 # Number of findings in every report.
-FINDINGS = 18
+FINDINGS = 19
 # An error may have at most so many lines.
 ONE_LINE = 2
 # If a window took more than this multiple of its requested length, the emulated machine had too little time for a judgement.
@@ -211,6 +211,9 @@ def sound(seen, machine):
         yield f"the kernel is {host['kernel_release']} in the report"
     if machine.nodes == 1 and seen.finding("numa")["status"] != "ruled_out":
         yield f"the machine has one NUMA node, but {seen.because('numa')}"
+    complete = report["recording"]["ended"]["kind"] == "complete"
+    if machine.nodes > 1 and complete and not any(line.startswith("node ") for line in seen.finding("numa")["evidence"]):
+        yield f"the target's pages by node are missing: {seen.because('numa')}"
 
 
 def judge_observation(expect, files, machine):

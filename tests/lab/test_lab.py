@@ -66,7 +66,10 @@ def interval(point, half=0.0):
 
 def report(share, half=0.0, status="wall"):
     def finding(wall):
-        return {"wall": wall, "status": "ruled_out", "share": interval(0), "because": "", "missing": None}
+        evidence = ["node 0: 9 MiB of its memory"] if wall == "numa" else []
+        return {
+            "wall": wall, "status": "ruled_out", "share": interval(0), "because": "", "evidence": evidence, "missing": None
+        }
 
     findings = {wall: finding(wall) for wall in WALLS}
     findings["first_touch"].update(status=status, share=interval(share, half))
@@ -80,7 +83,9 @@ def report(share, half=0.0, status="wall"):
         "host": {
             "online_cpus": 4, "numa_nodes": 2, "cgroup_version": 2, "thp_enabled": "always", "kernel_release": "6.1.0-1"
         },
-        "recording": {"started_unix_ms": 1000, "window_ns": 2_000_000_000, "requested_ns": 2_000_000_000},
+        "recording": {
+            "started_unix_ms": 1000, "window_ns": 2_000_000_000, "requested_ns": 2_000_000_000, "ended": {"kind": "complete"}
+        },
     }
 
 
@@ -142,6 +147,9 @@ class Judge(unittest.TestCase):
         self.assertTrue(broken(lambda r: r["bill"]["on_cpu"][2]["share"].update(point=0.6)))
         self.assertTrue(broken(lambda r: r["findings"][5].update(status="not_measured")))
         self.assertTrue(broken(lambda r: r["host"].update(numa_nodes=1)))
+        self.assertTrue(broken(lambda r: r["findings"][1].update(evidence=[])))
+        # A target that ended has no pages.
+        self.assertFalse(broken(lambda r: (r["findings"][1].update(evidence=[]), r["recording"]["ended"].update(kind="target_exited"))))
         self.assertTrue(broken(lambda r: r["host"].update(kernel_release="6.12.1")))
         self.assertTrue(self.complaints(self.touch, files(report(0.5), 0.5, status="1")))
         self.assertTrue(self.complaints(self.touch, {"subject": "it died\n"}))

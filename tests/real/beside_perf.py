@@ -34,7 +34,7 @@ GROUPS = {
     "other kernel": (
         "copy_on_write", "file_fault", "fork_exit", "file_system", "sockets", "scheduling", "other_kernel", "reclaim", "unnamed_kernel"
     ),
-    "malloc": ("allocator_code", "allocator_locks"),
+    "malloc": ("allocator_code", "allocator_locks", "block_filling"),
 }
 # Built-in subjects: in libc they only run malloc, only malloc waits on futexes, and all their faults are first touches.
 SUBJECTS = [

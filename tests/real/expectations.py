@@ -22,6 +22,7 @@ WALLS = {
     "tlb",
     "numa",
     "call_rate",
+    "large_allocations",
     "allocator_code",
     "allocator_contention",
     "retention",

@@ -26,7 +26,7 @@ COLLECTED = {"garbage_collector"}
 # Walls that are wrong for a program that computes on warm memory.
 COLD_MEMORY = {"first_touch", "map_churn", "retention"}
 # Walls that are wrong for a program that rarely calls malloc. NUMA and TLB have only upper bounds here, so they can never be walls.
-NOT_THE_ALLOCATOR = {"call_rate", "allocator_code", "numa", "tlb"}
+NOT_THE_ALLOCATOR = {"call_rate", "large_allocations", "allocator_code", "numa", "tlb"}
 
 
 @dataclass

@@ -15,7 +15,7 @@ RUNGS = {
     6: ("address_space_lock",),
     7: ("tlb",),
     8: ("numa",),
-    9: ("call_rate",),
+    9: ("call_rate", "large_allocations"),
     10: ("allocator_code", "allocator_contention"),
     11: ("retention",),
 }

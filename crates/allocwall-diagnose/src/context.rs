@@ -1,11 +1,16 @@
 //! The values that the rungs use: lines of the bill, increases of counters over the window, the process that used most
 //! CPU.
 
-use crate::bill::{self, Bill, Classifier, GENERATED_CODE, NO_SYMBOL, NO_USER_STACK, Site, WaitLine};
+use crate::ShellLine;
+use crate::bill::{
+    self, Bill, Classifier, GENERATED_CODE, LEAST_KNOWN, NO_CALLERS, NO_SYMBOL, NO_USER_STACK, Site, Starts,
+    WaitLine,
+};
 use allocwall_model::catalogue::advice;
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
 use allocwall_model::catalogue::fast_paths::{CallPath, path_of};
 use allocwall_model::catalogue::owners::Owner;
+use allocwall_model::catalogue::remedies::Remedy;
 use allocwall_model::catalogue::symbols::UserRole;
 use allocwall_model::catalogue::syscalls::MapCall;
 use allocwall_model::catalogue::thresholds::MIN_SAMPLES;
@@ -15,6 +20,7 @@ use allocwall_model::recording::{
     AllocatorKind, CgroupTick, Ended, HostTick, ModuleRole, ProbeName, Process, Recording, Smaps, Stack,
     Tick, gained,
 };
+use allocwall_model::resident::Returned;
 use allocwall_model::stats::wilson;
 use allocwall_model::units::{Absence, Interval, Measured, Reason};
 use std::cell::OnceCell;
@@ -30,7 +36,7 @@ pub struct Context<'a> {
     served: OnceCell<(Served, String)>,
     map_calls_by_malloc: OnceCell<Measured<Interval>>,
     past_huge_pages: OnceCell<Interval>,
-    allocation_by_bytes: OnceCell<Option<f64>>,
+    starts: OnceCell<Starts>,
 }
 
 /// Several lines of the bill as one.
@@ -62,9 +68,13 @@ pub enum Served {
 /// A target that was stopped for this part of its threads' time, or more, gets no verdict.
 const MOSTLY_STOPPED: f64 = 0.5;
 
-/// Functions at the root of every stack. As a call site they say nothing.
-const ROOT_FUNCTIONS: &[&str] =
-    &["[unknown]", "_start", "__libc_start_main", "start_thread", "clone", "clone3"];
+/// The largest call site of some lines.
+pub struct TopSite {
+    pub name: String,
+    /// Its fraction of the lines, and the lower end of that fraction's 95 % interval.
+    pub part: f64,
+    pub least: f64,
+}
 
 /// See [`Context::unread_s`].
 pub fn ended_unread() -> Absence {
@@ -83,7 +93,7 @@ impl<'a> Context<'a> {
             served: OnceCell::new(),
             map_calls_by_malloc: OnceCell::new(),
             past_huge_pages: OnceCell::new(),
-            allocation_by_bytes: OnceCell::new(),
+            starts: OnceCell::new(),
         }
     }
 
@@ -92,10 +102,36 @@ impl<'a> Context<'a> {
         main_process(self.recording)
     }
 
-    /// For a command; a placeholder if the target has ended.
+    /// For a command; a placeholder if the process has ended.
     pub fn pid(&self) -> String {
-        let process = self.process().filter(|_| !self.is_over());
-        process.map_or_else(|| "PID".to_owned(), |p| p.pid.to_string())
+        self.running().map_or_else(|| "PID".to_owned(), |p| p.pid.to_string())
+    }
+
+    /// The process that used most CPU, if it can still be measured: short-lived workers end before the window does, and a
+    /// launched command is ended after it.
+    fn running(&self) -> Option<&'a Process> {
+        self.process().filter(|process| !self.is_over() && !process.ended)
+    }
+
+    /// The first process of the target that can still be measured.
+    pub fn root(&self) -> Option<&'a Process> {
+        self.recording.processes.iter().find(|process| !self.is_over() && !process.ended)
+    }
+
+    /// A command that shows the same with another tool: `attached` has the pid of the target. A target that has ended
+    /// must be started again, as CMD in `started`.
+    pub fn show(&self, attached: impl FnOnce(i32) -> String, started: impl Into<String>) -> ShellLine {
+        match self.running() {
+            Some(process) => ShellLine::from(attached(process.pid)),
+            None => ShellLine::from(started.into()).with_gap(),
+        }
+    }
+
+    /// Whether a tool that shows functions of the kernel needs root. (Root may measure the processes of any user.)
+    pub fn kernel_needs_root(&self) -> bool {
+        let host = &self.recording.host;
+        let shown = matches!(host.perf_event_paranoid, Ok(level) if level <= 1);
+        host.euid == 0 || !shown || host.kptr_restrict != Ok(0)
     }
 
     /// Whether the target has ended.
@@ -130,6 +166,17 @@ impl<'a> Context<'a> {
         let hidden = if touches_kernel { self.unnamed_kernel() } else { 0.0 };
         let share = Interval::new(named.low, named.point, (named.high + hidden).min(1.0));
         Ok(Sum { share, named, rate: share.scaled(self.cpu_rate) })
+    }
+
+    /// The time in which the program itself runs, and may wait for its loads.
+    pub fn busy(&self) -> Measured<Sum> {
+        self.cpu(&[
+            CostClass::Application,
+            CostClass::AllocatorCode,
+            CostClass::RuntimeAllocator,
+            CostClass::BlockFilling,
+            CostClass::GarbageCollector,
+        ])
     }
 
     /// Kernel time without symbols, which may belong to any line of the kernel.
@@ -169,6 +216,12 @@ impl<'a> Context<'a> {
     /// lines.
     pub fn unread_futex_s(&self, of: impl Fn(WaitClass) -> bool) -> f64 {
         self.bill.off_cpu.iter().filter(|l| of(l.class)).map(|l| l.unread * self.wait_point(l.class)).sum()
+    }
+
+    /// Seconds in futex waits of unknown purpose that may be for Python's GIL. Many threads that share one lock use so little
+    /// CPU time each that their waits count as idle.
+    pub fn may_be_gil_s(&self) -> f64 {
+        self.bill.off_cpu.iter().map(|l| l.may_be_gil * self.wait_point(l.class)).sum()
     }
 
     /// Seconds at the end of the window without scheduler times: when a target ends, its times can no longer be read.
@@ -233,22 +286,22 @@ impl<'a> Context<'a> {
         if whole > 0.0 { delay * (1.0 - self.behind_others()) / whole } else { 0.0 }
     }
 
-    /// The largest call site of these lines that has a name, weighted by the lines, and its fraction of them.
-    pub fn top_site(&self, classes: &[CostClass]) -> Option<(String, f64)> {
+    /// The largest call site of these lines that has a name.
+    pub fn top_site(&self, classes: &[CostClass]) -> Option<TopSite> {
         let lines = self.bill.on_cpu.as_ref().ok()?;
-        let mut weight: BTreeMap<&str, f64> = BTreeMap::new();
-        for line in lines.iter().filter(|l| classes.contains(&l.class)) {
-            for site in &line.sites {
-                let name = site.python.as_deref().unwrap_or_else(|| printed_name(site));
-                *weight.entry(name).or_default() += site.share * line.share.point;
-            }
-        }
-        let all: f64 = lines.iter().filter(|l| classes.contains(&l.class)).map(|l| l.share.point).sum();
-        weight
-            .into_iter()
-            .filter(|(name, _)| !name.is_empty() && !ROOT_FUNCTIONS.contains(name))
-            .max_by(|a, b| a.1.total_cmp(&b.1))
-            .map(|(name, part)| (name.to_owned(), part / all.max(f64::MIN_POSITIVE)))
+        let of_classes = lines.iter().filter(|l| classes.contains(&l.class));
+        top_site(of_classes.map(|l| (l.share.point, &l.sites[..])))
+    }
+
+    /// The largest call site of the time at a lock, spinning and blocked.
+    pub fn top_lock_site(&self, spin: &[CostClass], blocked: WaitClass) -> Option<TopSite> {
+        let lines = self.bill.on_cpu.iter().flatten().filter(|l| spin.contains(&l.class));
+        let waits = self.bill.off_cpu.iter().filter(|l| l.class == blocked);
+        top_site(
+            lines
+                .map(|l| (l.share.point * self.bill.cpu_s, &l.sites[..]))
+                .chain(waits.map(|l| (self.wait_point(l.class), &l.sites[..]))),
+        )
     }
 
     /// Increase of a cumulative counter over the window. None if either end lacks it, or if [`gained`] rejects it.
@@ -313,6 +366,14 @@ impl<'a> Context<'a> {
         self.recording.ticks.iter().rev().find_map(|t| t.smaps)
     }
 
+    /// What a remedy could return of the target's resident memory.
+    pub fn returned(&self, remedy: &Remedy) -> Returned {
+        match &self.recording.resident {
+            Ok(memory) => memory.returned(remedy.key),
+            Err(_) => Returned::Unknown,
+        }
+    }
+
     pub fn price(&self, name: &str) -> Option<Interval> {
         self.recording.prices.as_ref().ok()?.get(name).filter(|p| p.low > 0.0)
     }
@@ -320,7 +381,6 @@ impl<'a> Context<'a> {
     /// The part of a wall's page faults that is about memory of these owners. None if the owner of most faults is
     /// unknown.
     pub fn owned(&self, wall: Wall, of: impl Fn(Owner) -> bool) -> Option<Interval> {
-        const LEAST_KNOWN: f64 = 0.5;
         let faulted = self.bill.faulted.iter().find(|faulted| faulted.wall == wall)?;
         let enough = faulted.known >= LEAST_KNOWN && faulted.samples >= MIN_SAMPLES;
         enough.then(|| faulted.part(of))
@@ -381,12 +441,27 @@ impl<'a> Context<'a> {
         })
     }
 
-    /// The part of the allocators' time that zeroes or copies blocks, if it is most of it: then the bytes cost more than
-    /// the number of calls.
-    pub fn mostly_bytes(&self) -> Option<f64> {
+    /// How processes and threads start and end, by the samples on their line.
+    pub fn starts(&self) -> Starts {
+        *self.starts.get_or_init(|| Starts::of(self.recording))
+    }
+
+    /// Whether a process of the target forked in the window: its address space was copied.
+    pub fn forked(&self) -> bool {
+        self.starts().forked()
+    }
+
+    /// The part of the line of starting and ending processes that posix_spawn would leave out: the copy of the address space,
+    /// and its release at exec. 0 without a fork.
+    pub fn fork_copy_part(&self) -> f64 {
+        self.starts().copies().point
+    }
+
+    /// Whether most of the file page faults are in shared memory, such as the buffers of a database.
+    pub fn faults_shared_memory(&self) -> bool {
         const MOST: f64 = 0.5;
-        let part = *self.allocation_by_bytes.get_or_init(|| bill::allocation_by_bytes(self.recording));
-        part.filter(|part| *part >= MOST)
+        let shared = self.owned(Wall::FileFault, |owner| owner == Owner::Shared);
+        shared.is_some_and(|part| part.low > MOST)
     }
 
     /// Whether the thread cache serves malloc's calls, with the figures for it.
@@ -458,14 +533,39 @@ struct Leaves {
 /// If this part of the allocator's samples has names, that counts as all.
 const NEARLY_ALL: f64 = 0.9;
 
+/// The largest one that has a name. Each line is its weight and its sites.
+fn top_site<'s>(lines: impl Iterator<Item = (f64, &'s [Site])>) -> Option<TopSite> {
+    let mut all = 0.0;
+    // The weight and its lower end.
+    let mut weights: BTreeMap<&str, (f64, f64)> = BTreeMap::new();
+    for (weight, sites) in lines {
+        all += weight;
+        for site in sites {
+            let name = site.python.as_deref().unwrap_or_else(|| printed_name(site));
+            let sum = weights.entry(name).or_default();
+            sum.0 += site.share * weight;
+            sum.1 += site.least * weight;
+        }
+    }
+    let of_all = |weight: f64| weight / all.max(f64::MIN_POSITIVE);
+    weights.into_iter().filter(|(name, _)| !name.is_empty()).max_by(|(_, a), (_, b)| a.0.total_cmp(&b.0)).map(
+        |(name, (weight, least))| TopSite {
+            name: name.to_owned(),
+            part: of_all(weight),
+            least: of_all(least),
+        },
+    )
+}
+
 /// The name to print. A function without a symbol gets the name of its file: `libz.so.1`, `generated code`.
 fn printed_name(site: &Site) -> &str {
     match site.function.as_str() {
         NO_SYMBOL | GENERATED_CODE if !site.module.is_empty() => {
             let file = site.module.rsplit('/').next().unwrap_or(&site.module);
-            file.trim_matches(['[', ']'])
+            // Code in no mapping that is known.
+            Some(file.trim_matches(['[', ']'])).filter(|name| *name != "unknown").unwrap_or_default()
         }
-        NO_SYMBOL | NO_USER_STACK => "",
+        NO_SYMBOL | NO_USER_STACK | NO_CALLERS => "",
         GENERATED_CODE => "generated code",
         function => function,
     }

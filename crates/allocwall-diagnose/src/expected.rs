@@ -6,6 +6,7 @@
 
 use super::context::{Context, Served, percent};
 use super::needs;
+use super::remedies::MALLOCS_PART;
 use crate::bill::Bill;
 use allocwall_model::catalogue::cost::CostClass::{
     self, AddressSpaceLock, AllocatorCode, AllocatorLocks, MapCalls, PageRelease,
@@ -18,7 +19,7 @@ use allocwall_model::catalogue::swaps::{self, Bounds, Swap};
 use allocwall_model::catalogue::syscalls::MapCall;
 use allocwall_model::catalogue::thresholds::TLB_REACH_BYTES;
 use allocwall_model::catalogue::walls::Wall;
-use allocwall_model::recording::Recording;
+use allocwall_model::recording::{Recording, Runtime};
 use allocwall_model::units::{Interval, Measured};
 
 /// Whether the bill allows predictions.
@@ -33,7 +34,7 @@ pub fn change(recording: &Recording, bill: &Bill, remedy: &Remedy) -> Option<Int
     if needs::first_unmet(&ctx, remedy, &Wall::ALL).is_some() {
         return None;
     }
-    let saved = saved(&ctx, remedy)?;
+    let saved = saved(&ctx, remedy)?.whole();
     Some(Interval::new(-saved.high, -saved.point, -saved.low))
 }
 
@@ -43,13 +44,16 @@ pub(super) struct Prediction {
     pub saved: Option<Interval>,
     /// The same, if it comes from more than the lines alone.
     pub gain: Option<Interval>,
-    /// Upper bound of the saving. None if the remedy saves no CPU time, if its lines were not measured, or if it can
-    /// save more than its lines.
+    /// Upper bound of the saving, with that of page walks. None if the remedy saves no CPU time, or if there is no bound: its
+    /// lines were not measured, it can save more than they take, or nothing bounds the page walks.
     pub at_most: Option<f64>,
     /// How the prediction was made, or why there is none.
     pub basis: String,
     /// The part of its lines of the bill that it can act on; 0 if they were not measured.
     pub most: f64,
+    /// Upper end of what it saves of its lines, without the effect of other addresses on the program's own time. None if it
+    /// saves no CPU time, if its lines were not measured, or if it can save more than its lines.
+    pub best: Option<f64>,
 }
 
 pub(super) fn prediction(ctx: &Context, remedy: &Remedy) -> Prediction {
@@ -57,19 +61,49 @@ pub(super) fn prediction(ctx: &Context, remedy: &Remedy) -> Prediction {
     let known = match remedy.effect {
         Effect::Swap | Effect::DeeperCache | Effect::OwnArenas => true,
         Effect::HugeTouch | Effect::ArenaInsteadOfMap | Effect::Populate => priced.is_some(),
-        Effect::AtMost(..) | Effect::NotCpu(_) => false,
+        Effect::AtMost(..)
+        | Effect::FewerCollections(_)
+        | Effect::ForkCopy(_)
+        | Effect::Unknown(_)
+        | Effect::NotCpu(_) => false,
     };
     let saved = saved(ctx, remedy);
+    let of_lines = saved.filter(|_| known).map(|saved| saved.of_lines);
+    let saved = saved.map(Saved::whole);
     let gain = saved.filter(|_| known);
     let saves_cpu = !matches!(remedy.effect, Effect::NotCpu(_));
+    let bounded = saves_cpu && !is_unpredictable(ctx, remedy) && ctx.cpu(remedy.acts_on).is_ok();
     let bound = gain.map_or(most, |gain| gain.high.max(most));
-    let bounded = !is_unpredictable(ctx, remedy) && ctx.cpu(remedy.acts_on).is_ok();
-    let at_most = (saves_cpu && bounded).then_some(bound);
-    Prediction { saved, gain, at_most, basis, most }
+    let at_most = match remedy.effect {
+        // It may also cost more than it saves.
+        Effect::Unknown(_) => None,
+        // Page walks are on other lines.
+        Effect::HugeTouch => walks_reached(ctx, remedy).map(|walks| (most + walks).min(1.0).max(bound)),
+        _ => Some(bound),
+    };
+    let at_most = at_most.filter(|_| bounded);
+    let best = bounded.then(|| of_lines.map_or(most, |saved| saved.high));
+    Prediction { saved, gain, at_most, basis, most, best }
 }
 
-/// The saved share of the target's CPU time, for a remedy that applies.
-fn saved(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
+/// What a remedy saves, as shares of the target's CPU time.
+#[derive(Clone, Copy)]
+struct Saved {
+    of_lines: Interval,
+    /// Of the program's own time: blocks have other addresses.
+    aside: Interval,
+}
+
+impl Saved {
+    fn whole(self) -> Interval {
+        let saved = sum(&[self.of_lines, self.aside]);
+        // No remedy saves more than all of the CPU time.
+        Interval::new(saved.low.min(1.0), saved.point.min(1.0), saved.high.min(1.0))
+    }
+}
+
+/// For a remedy that applies.
+fn saved(ctx: &Context, remedy: &Remedy) -> Option<Saved> {
     if is_unpredictable(ctx, remedy) {
         return None;
     }
@@ -78,17 +112,15 @@ fn saved(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
         _ => None,
     });
     let own = ctx.cpu(&[CostClass::Application]).ok()?.share;
-    let (saved, aside) = match (library, remedy.effect) {
+    let (of_lines, aside) = match (library, remedy.effect) {
         (Some(kind), _) => (swapped(ctx, remedy, kind)?, times(own, swaps::LAYOUT)),
         (None, Effect::HugeTouch) if remedy.applies(Change::ArenaHook) => {
             (bounded(ctx, remedy)?, loads_of_arenas(ctx, own))
         }
-        (None, Effect::HugeTouch) => (bounded(ctx, remedy)?, times(own, swaps::ON_HUGE_PAGES)),
+        (None, Effect::HugeTouch) => (bounded(ctx, remedy)?, loads_on_huge_pages(ctx, remedy, own)),
         (None, _) => (bounded(ctx, remedy)?, times(own, swaps::PLACES)),
     };
-    let saved = sum(&[saved, aside]);
-    // No remedy saves more than all of the CPU time.
-    Some(Interval::new(saved.low.min(1.0), saved.point.min(1.0), saved.high.min(1.0)))
+    Some(Saved { of_lines, aside })
 }
 
 // ---- remedies that keep the allocator ----
@@ -97,7 +129,7 @@ fn bounded(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
     let lines = ctx.cpu(remedy.acts_on).ok()?.share;
     let gain = by_price(ctx, remedy).gain;
     match remedy.effect {
-        Effect::NotCpu(_) | Effect::Swap => None,
+        Effect::NotCpu(_) | Effect::Swap | Effect::Unknown(_) => None,
         // It saves nothing for calls that the cache already serves. For the others it saves the call of the arena.
         Effect::DeeperCache => {
             if contended(ctx) {
@@ -118,7 +150,9 @@ fn bounded(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
             let met = ctx.cpu(ALLOCATOR_LINES).ok()?.share;
             Some(sum(&[times(met, swaps::ARENAS), spinning(ctx)?]))
         }
-        Effect::AtMost(fraction, _) => Some(times(lines, part(0.0, fraction))),
+        Effect::AtMost(fraction, _) => Some(times(both(lines, reached_of(ctx, remedy)), part(0.0, fraction))),
+        Effect::FewerCollections(_) => Some(times(lines, part(0.0, fewer(ctx, remedy)))),
+        Effect::ForkCopy(_) => Some(times(both(lines, ctx.starts().copies()), part(0.0, 1.0))),
         // Memory on huge pages is also released in fewer pieces.
         Effect::HugeTouch => {
             let gain = gain?;
@@ -126,7 +160,12 @@ fn bounded(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
             let high = gain.high + release * touches_reached(ctx, remedy).high;
             // It is unknown which blocks belong to the memory of a runtime.
             let of_runtime = remedy.needs.iter().any(|need| need.runtime().is_some());
-            let sure = if of_runtime { 0.0 } else { large_blocks(ctx).min(small_touches(ctx, remedy).low) };
+            // If the owners are unknown, the map calls show that the blocks are malloc's.
+            let small = match touches_owned(ctx, remedy) {
+                Some(_) => small_touches(ctx, remedy).low,
+                None => 1.0 - ctx.past_huge_pages().high,
+            };
+            let sure = if of_runtime { 0.0 } else { large_blocks(ctx).min(small) };
             let low = touch_price_saved(ctx).map_or(0.0, |saved| lines.low * saved.low * sure);
             Some(Interval::new(low, gain.point.clamp(low, high), high))
         }
@@ -167,19 +206,45 @@ fn loads_of_arenas(ctx: &Context, own: Interval) -> Interval {
     }
 }
 
+/// What the program's loads save on huge pages: at most their page walks.
+fn loads_on_huge_pages(ctx: &Context, remedy: &Remedy, own: Interval) -> Interval {
+    let within = times(own, swaps::ON_HUGE_PAGES);
+    let walks = walks_reached(ctx, remedy).unwrap_or(own.high);
+    Interval { high: within.high.max(walks), ..within }
+}
+
+/// Upper bound of the share of CPU time in page walks for memory that the remedy changes. None if there is no bound.
+fn walks_reached(ctx: &Context, remedy: &Remedy) -> Option<f64> {
+    Some(ctx.page_walks_at_most()? * memory_reached(ctx, remedy).high)
+}
+
 /// The lines of the bill that map calls cause.
 const MAPPING: &[CostClass] = &[MapCalls, PageRelease, AddressSpaceLock];
 
 // ---- another allocator ----
 
-/// Whether the allocator's own time is not what another allocator changes most. If its calls are many and cheap, the
-/// place of the blocks matters more, and nothing that was measured shows what that is worth.
+/// Whether the allocator's own time is not what another allocator changes most. If its calls are many and cheap, or if loads
+/// miss the TLB, the place of the blocks matters more, and nothing that was measured shows what that is worth. It is a detail
+/// if slow calls, or the kernel's work for malloc, take more time.
 fn is_unpredictable(ctx: &Context, remedy: &Remedy) -> bool {
-    /// From this share of CPU time on, the calls are many.
-    const MANY: f64 = 0.05;
-    let many = || ctx.cpu(&[AllocatorCode]).is_ok_and(|code| code.share.high >= MANY);
-    let slow = || matches!(ctx.served().0, Served::Missing | Served::Mixed);
-    remedy.effect == Effect::Swap && many() && !slow() && !contended(ctx)
+    if remedy.effect != Effect::Swap || contended(ctx) {
+        return false;
+    }
+    let code = ctx.cpu(&[AllocatorCode]).ok().filter(|code| code.share.low >= needs::WORTH_A_SWAP);
+    let code = code.map_or(0.0, |code| code.share.point);
+    let (slow, cheap) =
+        if matches!(ctx.served().0, Served::Missing | Served::Mixed) { (code, 0.0) } else { (0.0, code) };
+    // Without a count, nothing shows that loads miss the TLB.
+    let walks = ctx.page_walks().or_else(|| ctx.page_walks_by_misses()).map_or(0.0, |walks| walks.point);
+    let by_places = cheap.max(walks * memory_reached(ctx, remedy).high);
+    by_places >= needs::WORTH_A_SWAP && by_places > slow + in_kernel(ctx, remedy)
+}
+
+/// The share of CPU time in map calls of malloc, and in touches of memory that it returned and mapped again.
+fn in_kernel(ctx: &Context, remedy: &Remedy) -> f64 {
+    let share = |lines: &[CostClass]| ctx.cpu(lines).map_or(0.0, |sum| sum.share.point);
+    let maps = share(MAPPING) * map_calls_of_malloc(ctx).point;
+    maps + share(Wall::FirstTouch.lines()) * recycled(ctx) * touches_of_malloc(ctx, remedy).point
 }
 
 fn swapped(ctx: &Context, remedy: &Remedy, kind: AllocatorKind) -> Option<Interval> {
@@ -188,8 +253,8 @@ fn swapped(ctx: &Context, remedy: &Remedy, kind: AllocatorKind) -> Option<Interv
     let (maps, touches) = (share(MAPPING)?, share(Wall::FirstTouch.lines())?);
     let present = ctx.process()?.allocator.as_ref().ok()?.kind;
     let known = swaps::of(kind).filter(|_| present == AllocatorKind::Glibc);
-    let by_malloc = ctx.map_calls_by_malloc().unwrap_or(Interval::new(0.0, 0.5, 1.0));
-    let touched_by_malloc = touches_owned(ctx, remedy).unwrap_or(by_malloc);
+    let by_malloc = map_calls_of_malloc(ctx);
+    let touched_by_malloc = touches_of_malloc(ctx, remedy);
     let again = recycled(ctx);
     if contended(ctx) {
         return Some(sum(&[
@@ -223,29 +288,54 @@ fn of_malloc(saved: Bounds, by_malloc: Interval) -> Bounds {
     part(saved.least * by(saved.least), saved.most * by_malloc.high)
 }
 
-/// Whether a remedy of this kind changes memory of an owner. None if it changes all memory.
-fn reached(ctx: &Context, remedy: &Remedy) -> Option<fn(Owner) -> bool> {
-    let serves = |kind: AllocatorKind| -> fn(Owner) -> bool {
-        match kind {
-            AllocatorKind::Glibc => Owner::is_glibc,
-            // Their memory looks like that of the program.
-            _ => |owner| matches!(owner, Owner::Private | Owner::Heap),
-        }
-    };
+/// The owners of memory that a remedy changes.
+#[derive(Clone, Copy)]
+struct Reach {
+    surely: fn(Owner) -> bool,
+    /// All of them, also those of which it may change none.
+    perhaps: fn(Owner) -> bool,
+}
+
+impl Reach {
+    fn exactly(owners: fn(Owner) -> bool) -> Reach {
+        Reach { surely: owners, perhaps: owners }
+    }
+}
+
+/// Memory of an allocator.
+fn serves(kind: AllocatorKind) -> fn(Owner) -> bool {
+    match kind {
+        AllocatorKind::Glibc => Owner::is_glibc,
+        // Their memory looks like that of the program.
+        _ => |owner| matches!(owner, Owner::Private | Owner::Heap),
+    }
+}
+
+fn of_malloc_now(ctx: &Context) -> Option<Reach> {
+    Some(Reach::exactly(serves(ctx.process()?.allocator.as_ref().ok()?.kind)))
+}
+
+/// None if it changes all memory.
+fn reached(ctx: &Context, remedy: &Remedy) -> Option<Reach> {
     if remedy.applies(Change::ArenaHook) {
-        return Some(|owner| owner == Owner::PythonArena);
+        return Some(Reach::exactly(|owner| owner == Owner::PythonArena));
     }
     if remedy.effect == Effect::Swap {
-        return Some(serves(ctx.process()?.allocator.as_ref().ok()?.kind));
+        return of_malloc_now(ctx);
     }
-    let of_need = |need: &Need| -> Option<fn(Owner) -> bool> {
+    let of_need = |need: &Need| -> Option<Reach> {
         match need {
-            // Its mimalloc serves the larger objects too, instead of malloc.
-            Need::CpythonAtLeast(_) => Some(|owner| owner == Owner::PythonArena || owner.is_glibc()),
+            // Its mimalloc also serves larger objects instead of malloc, but not the blocks of libraries, as those of NumPy.
+            Need::CpythonAtLeast(_) => Some(Reach {
+                surely: |owner| owner == Owner::PythonArena,
+                perhaps: |owner| owner == Owner::PythonArena || owner.is_glibc(),
+            }),
             // ZGC's heap is a memfd.
-            Need::Jvm => Some(|owner| matches!(owner, Owner::Private | Owner::Shared)),
-            Need::Node | Need::Go | Need::CpythonFreeThreaded => Some(|owner| owner == Owner::Private),
-            Need::Uses(kind) => Some(serves(*kind)),
+            Need::Jvm => Some(Reach::exactly(|owner| matches!(owner, Owner::Private | Owner::Shared))),
+            Need::Node | Need::Go | Need::CpythonFreeThreaded => {
+                Some(Reach::exactly(|owner| owner == Owner::Private))
+            }
+            Need::Uses(kind) => Some(Reach::exactly(serves(*kind))),
             _ => None,
         }
     };
@@ -255,18 +345,119 @@ fn reached(ctx: &Context, remedy: &Remedy) -> Option<fn(Owner) -> bool> {
 /// The part of the first touches that is about memory which the remedy changes. None if their owners are unknown, or if
 /// it changes all memory.
 fn touches_owned(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
-    ctx.owned(Wall::FirstTouch, reached(ctx, remedy)?)
+    touches_of(ctx, reached(ctx, remedy)?)
 }
 
-/// The same; all of them, if their owners are unknown.
-pub(super) fn touches_reached(ctx: &Context, remedy: &Remedy) -> Interval {
-    touches_owned(ctx, remedy).unwrap_or(Interval::exact(1.0))
+fn touches_of(ctx: &Context, reach: Reach) -> Option<Interval> {
+    let (surely, perhaps) =
+        (ctx.owned(Wall::FirstTouch, reach.surely)?, ctx.owned(Wall::FirstTouch, reach.perhaps)?);
+    Some(Interval::new(surely.low, surely.point, perhaps.high))
 }
 
-/// The same, for a setting of malloc. If the owners are unknown, malloc's part of the map calls stands for it.
+/// The part of the resident memory that has these owners; that of processes without a bill may have any owner.
+fn resident_of(ctx: &Context, reach: Reach) -> Option<Interval> {
+    let memory = ctx.recording.resident.as_ref().ok()?;
+    let read = memory.resident_bytes(|_| true);
+    if read <= 0.0 {
+        return None;
+    }
+    let all = match memory.others {
+        0 => read,
+        _ => ctx.last_tick()?.resident as f64,
+    };
+    let part = |owners: fn(Owner) -> bool| {
+        memory.resident_bytes(|owner| owner.of_faults().is_some_and(owners)) / read
+    };
+    let (surely, perhaps, known) = (part(reach.surely), part(reach.perhaps), read / all.max(read));
+    Some(Interval::new(surely * known, surely, (perhaps * known + 1.0 - known).max(surely)))
+}
+
+/// The part of the memory that has these owners, as if all memory were used equally often: by the bill of resident memory,
+/// or else by the first touches. None if the owners are unknown.
+fn memory_of(ctx: &Context, reach: Reach) -> Option<Interval> {
+    resident_of(ctx, reach).or_else(|| touches_of(ctx, reach))
+}
+
+/// The part of the memory that the target's malloc serves. None if it is unknown.
+pub(super) fn memory_of_malloc(ctx: &Context) -> Option<Interval> {
+    memory_of(ctx, of_malloc_now(ctx)?)
+}
+
+/// The part of the memory that the remedy changes: 1 for all memory.
+fn memory_reached(ctx: &Context, remedy: &Remedy) -> Interval {
+    match reached(ctx, remedy) {
+        Some(reach) => memory_of(ctx, reach).unwrap_or_else(|| unknown_part(ctx, remedy)),
+        None => Interval::exact(1.0),
+    }
+}
+
+/// Whether the remedy changes almost none of the memory.
+pub(super) fn memory_of_others(ctx: &Context, remedy: &Remedy) -> bool {
+    match reached(ctx, remedy).and_then(|reach| resident_of(ctx, reach)) {
+        Some(part) => part.high < MALLOCS_PART,
+        None => touches_others(ctx, remedy),
+    }
+}
+
+/// The same. It is 1 for a remedy that changes all memory.
+fn touches_reached(ctx: &Context, remedy: &Remedy) -> Interval {
+    match reached(ctx, remedy) {
+        Some(_) => touches_owned(ctx, remedy).unwrap_or_else(|| unknown_part(ctx, remedy)),
+        None => Interval::exact(1.0),
+    }
+}
+
+/// The same, of the lines of a remedy: other lines than first touches are not about memory of one owner.
+fn reached_of(ctx: &Context, remedy: &Remedy) -> Interval {
+    if remedy.acts_on == Wall::FirstTouch.lines() {
+        touches_reached(ctx, remedy)
+    } else {
+        Interval::exact(1.0)
+    }
+}
+
+/// The same, for malloc. If the owners are unknown, malloc's part of the map calls stands for it.
 fn touches_of_malloc(ctx: &Context, remedy: &Remedy) -> Interval {
-    let by_calls = || ctx.map_calls_by_malloc().unwrap_or(Interval::exact(1.0));
-    touches_owned(ctx, remedy).unwrap_or_else(by_calls)
+    touches_owned(ctx, remedy).unwrap_or_else(|| {
+        let by_calls = map_calls_of_malloc(ctx);
+        if has_own_heap(ctx) { Interval::new(0.0, 0.0, by_calls.high) } else { by_calls }
+    })
+}
+
+/// The part of the map calls that malloc makes. If too few were sampled, it may be any part.
+fn map_calls_of_malloc(ctx: &Context) -> Interval {
+    ctx.map_calls_by_malloc().unwrap_or(ANY_PART)
+}
+
+const ANY_PART: Interval = Interval { low: 0.0, point: 0.5, high: 1.0 };
+
+/// Any part, because the owners are unknown. Most memory of a runtime with its own heap is not malloc's.
+fn unknown_part(ctx: &Context, remedy: &Remedy) -> Interval {
+    let of_runtime = remedy.needs.iter().any(|need| need.runtime().is_some());
+    if has_own_heap(ctx) && !of_runtime { Interval { point: 0.0, ..ANY_PART } } else { ANY_PART }
+}
+
+/// Whether the objects of the target's runtime are in a heap of its own, which it maps in large pieces.
+fn has_own_heap(ctx: &Context) -> bool {
+    let runtime = ctx.process().map(|process| &process.runtime);
+    matches!(runtime, Some(Ok(Runtime::Node { .. } | Runtime::Go { .. } | Runtime::Jvm { .. })))
+}
+
+/// Whether almost none of the first touches are in memory that the remedy changes. If the owners of few are unknown, they are
+/// taken to be like the others.
+pub(super) fn touches_others(ctx: &Context, remedy: &Remedy) -> bool {
+    /// At least this part of the first touches must have a known owner.
+    const MOSTLY_KNOWN: f64 = 0.75;
+    let part = || ctx.owned(Wall::FirstTouch, reached(ctx, remedy)?.perhaps);
+    let known = ctx.bill.faulted.iter().find(|faulted| faulted.wall == Wall::FirstTouch);
+    let mostly_known = known.is_some_and(|faulted| faulted.known >= MOSTLY_KNOWN);
+    part().is_some_and(|part| part.high < MALLOCS_PART || mostly_known && part.point < MALLOCS_PART)
+}
+
+/// The part of the collector's time that it saves at most if it collects more rarely.
+fn fewer(ctx: &Context, remedy: &Remedy) -> f64 {
+    needs::raised(ctx.process(), remedy)
+        .map_or(0.0, |(present, new)| (1.0 - present as f64 / new.max(1) as f64).clamp(0.0, 1.0))
 }
 
 /// The part of the first touches that huge pages would save: those in memory which the remedy changes, without those that
@@ -402,9 +593,9 @@ fn by_price(ctx: &Context, remedy: &Remedy) -> ByPrice {
     let whole = ctx.cpu(remedy.acts_on).map_or(0.0, |s| s.share.high);
     let most = match remedy.effect {
         Effect::HugeTouch => whole * small_touches(ctx, remedy).high,
-        Effect::AtMost(..) if remedy.acts_on == Wall::FirstTouch.lines() => {
-            whole * touches_reached(ctx, remedy).high
-        }
+        Effect::AtMost(fraction, _) => whole * fraction * reached_of(ctx, remedy).high,
+        Effect::FewerCollections(_) => whole * fewer(ctx, remedy),
+        Effect::ForkCopy(_) => whole * ctx.starts().copies().high,
         Effect::ArenaInsteadOfMap => {
             let high = |lines: &[CostClass]| ctx.cpu(lines).map_or(0.0, |sum| sum.share.high);
             let touches = high(Wall::FirstTouch.lines()) * touches_of_malloc(ctx, remedy).high;
@@ -423,7 +614,9 @@ fn by_price(ctx: &Context, remedy: &Remedy) -> ByPrice {
     };
     let saves = |part: Interval, removed: Interval, what: &str| {
         let (share, saved) = (percent(sum.share.point), percent(removed.point));
-        let of_its_memory = if part.point < 1.0 {
+        let of_its_memory = if reached(ctx, remedy).is_some() && touches_owned(ctx, remedy).is_none() {
+            format!(" × an unknown part of memory that it changes, taken as {}", percent(part.point))
+        } else if part.point < 1.0 {
             format!(" × {} in small pages of memory that it changes", percent(part.point))
         } else {
             String::new()
@@ -434,7 +627,7 @@ fn by_price(ctx: &Context, remedy: &Remedy) -> ByPrice {
     match remedy.effect {
         Effect::NotCpu(what) => none(format!("acts on {what}, not on CPU time")),
         Effect::Swap if is_unpredictable(ctx, remedy) => none(
-            "unknown: another allocator places blocks elsewhere, which can save more than the calls cost, or less; a trial shows it"
+            "unknown: another allocator puts blocks at other addresses. This can save more CPU than malloc uses, or nothing. Only a trial shows it"
                 .into(),
         ),
         Effect::Swap => none(format!(
@@ -449,7 +642,20 @@ fn by_price(ctx: &Context, remedy: &Remedy) -> ByPrice {
             "{} of CPU ({lines}) × the part of calls that miss the thread cache × what a cached call saves on this machine",
             percent(sum.share.point)
         )),
-        Effect::AtMost(fraction, why) => ByPrice { most: most * fraction, ..none(format!("{lines}: {why}")) },
+        Effect::AtMost(_, why) => none(format!("{lines}: {why}")),
+        Effect::FewerCollections(why) => none(format!(
+            "{} of CPU ({lines}) × at most {} of the collections: {why}",
+            percent(sum.share.point),
+            percent(fewer(ctx, remedy))
+        )),
+        Effect::ForkCopy(what) => none(format!(
+            "{} of CPU ({lines}) × {} that copies memory maps for forks; {what}",
+            percent(sum.share.point),
+            percent(ctx.fork_copy_part())
+        )),
+        Effect::Unknown(why) => {
+            none(format!("unknown: it acts on {} of CPU ({lines}); {why}", percent(sum.share.point)))
+        }
         Effect::HugeTouch => match huge_touch(ctx) {
             Some(removed) => saves(
                 small_touches(ctx, remedy),
@@ -550,10 +756,13 @@ fn lines_of(remedy: &Remedy) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{Subject, computing};
+    use crate::testing::{Subject, computing, resident_bill};
     use allocwall_model::catalogue::cost::CostClass::{FaultPath, Zeroing};
     use allocwall_model::catalogue::remedies::find;
-    use allocwall_model::recording::{EventCount, Runtime};
+    use allocwall_model::recording::{
+        EventCount, HardwareCount, HardwareCounts, HardwareEvent, HardwareSlice, HardwareSlices, Smaps,
+    };
+    use allocwall_model::resident::{ResidentOwner, TargetMemory};
 
     fn of(subject: &Subject, key: &str) -> Option<Interval> {
         change(&subject.recording, &subject.bill, find(key).expect(key))
@@ -649,6 +858,67 @@ mod tests {
         assert!(next_to_nothing(heap.high) && malloc.high < -0.1, "{heap:?} {malloc:?}");
     }
 
+    /// A target with 4 GiB on small pages, half of it malloc's, whose first touches are all malloc's.
+    fn beyond_the_tlb() -> Subject {
+        let mut subject = computing();
+        subject.shares(&[(FaultPath, 0.1)]).faulted(Wall::FirstTouch, &[(Owner::Heap, 1.0)]);
+        subject.last().smaps = Some(Smaps { rss: 4 << 30, anonymous: 4 << 30, ..Smaps::default() });
+        let rows = [(ResidentOwner::Heap, 2 << 10, Some(0)), (ResidentOwner::Private, 2 << 10, None)];
+        subject.recording.resident =
+            Ok(TargetMemory { bills: vec![resident_bill(&rows)], others: 0, unread: None });
+        subject
+    }
+
+    #[test]
+    fn huge_pages_save_at_most_their_touches_and_the_page_walks_of_their_memory() {
+        // What it saves at most beside its touches.
+        let beside = |subject: &Subject, key: &str| {
+            let ctx = Context::new(&subject.recording, &subject.bill);
+            let prediction = prediction(&ctx, find(key).unwrap());
+            let high = saved(&ctx, find(key).unwrap()).map(|saved| saved.aside.high);
+            (prediction.at_most.map(|at_most| at_most - prediction.most), high)
+        };
+        let near = |found: Option<f64>, expected: f64| found.is_some_and(|f| (f - expected).abs() < 1e-9);
+        let mut subject = beyond_the_tlb();
+        subject.recording.host.hypervisor = None;
+        let slice = |count| HardwareSlice { count, enabled_ns: 1_000, running_ns: 1_000 };
+        let count = |event, number| HardwareCount {
+            event,
+            counted: Ok(HardwareSlices { slices: vec![slice(number)] }),
+        };
+        subject.recording.hardware = Ok(HardwareCounts {
+            kernel: true,
+            throughout: true,
+            events: vec![count(HardwareEvent::Cycles, 1_000), count(HardwareEvent::DtlbWalkActive, 200)],
+        });
+        for (key, walks) in [("thp-always", 0.2), ("glibc-hugetlb", 0.1)] {
+            let (at_most, high) = beside(&subject, key);
+            assert!(near(at_most, walks) && near(high, walks), "{key}: {at_most:?} {high:?}");
+        }
+        // Nothing was counted: the size of the memory bounds the page walks.
+        subject.recording.hardware = Err(crate::testing::absent());
+        let (at_most, _) = beside(&subject, "thp-always");
+        assert!(at_most.is_some_and(|walks| walks > 0.3 && walks < 0.5), "{at_most:?}");
+        // Without prices there is no bound, unless all memory is within the TLB's reach.
+        subject.recording.prices = Err(crate::testing::absent());
+        assert_eq!(beside(&subject, "thp-always").0, None);
+        subject.last().smaps = Some(Smaps { rss: 1 << 20, anonymous: 1 << 20, ..Smaps::default() });
+        assert!(near(beside(&subject, "thp-always").0, 0.0));
+    }
+
+    #[test]
+    fn memory_of_processes_without_a_bill_may_have_any_owner() {
+        let part = |others: u64| {
+            let mut subject = beyond_the_tlb();
+            subject.recording.resident.as_mut().unwrap().others = others;
+            subject.last().resident = 8 << 30;
+            let ctx = Context::new(&subject.recording, &subject.bill);
+            memory_of_malloc(&ctx).unwrap()
+        };
+        assert_eq!(part(0), Interval::exact(0.5));
+        assert_eq!(part(1), Interval::new(0.25, 0.5, 0.75));
+    }
+
     #[test]
     fn owners_count_only_if_most_are_known() {
         let reached = |known: f64, samples: u64| {
@@ -664,8 +934,39 @@ mod tests {
         let most = reached(0.8, 1_000);
         assert!(most.point == 0.0 && (most.high - 0.2).abs() < 1e-9, "{most:?}");
         for (known, samples) in [(0.4, 1_000), (1.0, 99)] {
-            assert_eq!(reached(known, samples), Interval::exact(1.0), "{known} {samples}");
+            assert_eq!(reached(known, samples), ANY_PART, "{known} {samples}");
         }
+    }
+
+    #[test]
+    fn unknown_memory_of_a_runtime_with_its_own_heap_is_not_mallocs() {
+        let reached = |runtime: Runtime, key: &str| {
+            let mut subject = computing();
+            subject.process().runtime = Ok(runtime);
+            let ctx = Context::new(&subject.recording, &subject.bill);
+            touches_reached(&ctx, find(key).unwrap())
+        };
+        let java = || Runtime::Jvm { version: None };
+        for runtime in [java(), Runtime::Go { version: None }, Runtime::Node { version: None }] {
+            let part = reached(runtime, "glibc-hugetlb");
+            assert_eq!((part.low, part.point, part.high), (0.0, 0.0, 1.0));
+        }
+        assert_eq!(reached(Runtime::Native, "glibc-hugetlb"), ANY_PART);
+        assert_eq!(reached(java(), "jvm-thp"), ANY_PART);
+        assert_eq!(reached(java(), "thp-always"), Interval::exact(1.0));
+    }
+
+    #[test]
+    fn few_unknown_owners_are_like_the_others() {
+        let others = |known: f64, malloc: f64| {
+            let mut subject = computing();
+            subject.faulted(Wall::FirstTouch, &[(Owner::Private, 1.0 - malloc), (Owner::Heap, malloc)]);
+            subject.bill.faulted[0].known = known;
+            let ctx = Context::new(&subject.recording, &subject.bill);
+            touches_others(&ctx, find("glibc-hugetlb").unwrap())
+        };
+        assert!(others(1.0, 0.03) && others(0.8, 0.03));
+        assert!(!others(0.6, 0.03) && !others(0.8, 0.1));
     }
 
     #[test]
@@ -675,7 +976,7 @@ mod tests {
             ("jvm-pretouch", Owner::Private, 1.0),
             ("jvm-pretouch", Owner::Heap, 0.0),
             ("cpython-mimalloc-huge", Owner::PythonArena, 1.0),
-            ("cpython-mimalloc-huge", Owner::Heap, 1.0),
+            ("cpython-mimalloc-huge", Owner::Heap, 0.0),
             ("cpython-mimalloc-huge", Owner::Private, 0.0),
             ("pymalloc-hugepages", Owner::PythonArena, 1.0),
             ("pymalloc-hugepages", Owner::Heap, 0.0),
@@ -690,6 +991,80 @@ mod tests {
             let ctx = Context::new(&subject.recording, &subject.bill);
             assert_eq!(touches_reached(&ctx, find(key).unwrap()).point, point, "{key} {owner:?}");
         }
+        // Whether blocks of malloc are Python's objects, or those of a library, is unknown.
+        let mut subject = computing();
+        subject.faulted(Wall::FirstTouch, &[(Owner::PythonArena, 0.3), (Owner::Heap, 0.7)]);
+        let ctx = Context::new(&subject.recording, &subject.bill);
+        let mimalloc = find("cpython-mimalloc-huge").unwrap();
+        let part = touches_reached(&ctx, mimalloc);
+        assert!(part.point == 0.3 && part.high > 0.99, "{part:?}");
+        assert!(!touches_others(&ctx, mimalloc));
+    }
+
+    #[test]
+    fn touching_the_java_heap_early_saves_only_its_touches() {
+        let saved = |owner| {
+            let mut java = computing();
+            java.shares(&[(FaultPath, 0.4)]);
+            java.process().runtime = Ok(Runtime::Jvm { version: None });
+            saved_by_owner("jvm-pretouch", java, &[(owner, 1.0)])
+        };
+        let (heap, malloc) = (saved(Owner::Private), saved(Owner::Arena));
+        assert!(heap.high > 0.35 && next_to_nothing(malloc.high), "{heap:?} {malloc:?}");
+    }
+
+    #[test]
+    fn a_setting_that_depends_on_what_survives_is_not_predicted() {
+        let predicted = |key: &str, runtime: Runtime| {
+            let mut subject = computing();
+            subject.shares(&[(CostClass::GarbageCollector, 0.36)]);
+            subject.process().runtime = Ok(runtime);
+            let ctx = Context::new(&subject.recording, &subject.bill);
+            let prediction = prediction(&ctx, find(key).unwrap());
+            assert!(prediction.best.is_some_and(|best| best > 0.1), "{key}");
+            assert_eq!(prediction.saved.is_some(), of(&subject, key).is_some(), "{key}");
+            (
+                prediction.saved.is_some(),
+                prediction.at_most.is_some(),
+                prediction.basis.starts_with("unknown"),
+            )
+        };
+        let unknown = (false, false, true);
+        assert_eq!(predicted("node-semi-space", Runtime::Node { version: None }), unknown);
+        assert_eq!(predicted("jvm-heap", Runtime::Jvm { version: None }), unknown);
+        // That of Go has a known relation to the number of collections.
+        assert_eq!(predicted("gogc", Runtime::Go { version: None }), (true, true, false));
+    }
+
+    #[test]
+    fn a_larger_gogc_saves_by_its_present_value() {
+        let most = |present: Option<&str>| {
+            let mut go = computing();
+            go.shares(&[(CostClass::GarbageCollector, 0.4)]);
+            go.process().runtime = Ok(Runtime::Go { version: None });
+            go.process().environment = present.iter().map(|v| ("GOGC".into(), (*v).into())).collect();
+            let ctx = Context::new(&go.recording, &go.bill);
+            let share = ctx.cpu(&[CostClass::GarbageCollector]).unwrap().share.high;
+            prediction(&ctx, find("gogc").unwrap()).at_most.unwrap() / share
+        };
+        for (present, part) in [(None, 0.5), (Some("100"), 0.5), (Some("20"), 0.9), (Some("150"), 0.25)] {
+            assert!((most(present) - part).abs() < 1e-9, "{present:?}");
+        }
+    }
+
+    #[test]
+    fn another_allocator_is_predicted_if_the_kernel_takes_more_time_than_its_calls() {
+        let predicted = |code: f64, maps: f64, by_malloc: bool| {
+            let mut subject = calls("malloc");
+            subject.shares(&[(AllocatorCode, code), (MapCalls, maps)]);
+            subject.map_call("do_mmap", by_malloc, 300);
+            of(&subject, "tcmalloc")
+        };
+        let churn = predicted(0.08, 0.35, true).expect("mostly map calls");
+        assert!(churn.high < -0.2, "{churn:?}");
+        assert_eq!(predicted(0.4, 0.1, true), None);
+        // The map calls are not those of malloc.
+        assert_eq!(predicted(0.08, 0.35, false), None);
     }
 
     #[test]

@@ -41,11 +41,17 @@ impl Case<'_> {
         let figures = figures(&self);
         let because = because(t, status, &self, &figures);
         let width = self.share.high - self.share.low;
-        if status == Status::Contributor && self.share.low < t.contributor && width > TOO_WIDE {
-            let figure = format!("{} {}", percent_interval(self.share), self.unit);
-            let absence =
-                Absence::new(Reason::TooLittle, format!("{figure}: the interval is too wide to judge"))
-                    .mend("use a longer window: -d 60");
+        // Nothing was seen of it, but too few samples were taken to rule it out.
+        let unseen = self.share.point == 0.0;
+        if status == Status::Contributor && self.share.low < t.contributor && (width > TOO_WIDE || unseen) {
+            let detail = if unseen {
+                let most = percent(self.share.high);
+                format!("none was seen, but it may be up to {most} {}: too few samples", self.unit)
+            } else {
+                let figure = format!("{} {}", percent_interval(self.share), self.unit);
+                format!("{figure}: the interval is too wide to judge")
+            };
+            let absence = Absence::new(Reason::TooLittle, detail).mend("use a longer window: -d 60");
             return Judged::not_measured(self.wall, self.of, absence, self.show);
         }
         Judged {
@@ -101,13 +107,13 @@ fn because(t: &Threshold, status: Status, case: &Case, figures: &str) -> String 
         Status::Contributor if case.amount.low < floor_of(t) => {
             format!("{figures}; but it may be only {}, too little to notice", floor_text(t, case.amount.low))
         }
-        Status::Contributor if t.wall_from.is_finite() && case.share.high >= t.wall_from => {
+        Status::Contributor if case.share.high >= t.wall_from => {
             format!("{figures}; the interval includes the wall threshold, {wall}")
         }
         Status::Contributor => format!("{figures}; contributor threshold {contributor}"),
         _ if case.share.high < t.contributor => small(t, case),
         _ => format!(
-            "{} {}, but only {}",
+            "{} {}; too little: at most {}",
             percent(case.share.point),
             case.unit,
             floor_text(t, case.amount.high)
@@ -119,6 +125,8 @@ fn because(t: &Threshold, status: Status, case: &Case, figures: &str) -> String 
 fn small(t: &Threshold, case: &Case) -> String {
     let Interval { point, high, .. } = case.share;
     let bound = match percent(high) {
+        // Rounded, it would be the threshold itself.
+        bound if bound == percent(t.contributor) => format!(" (< {bound})"),
         bound if bound != percent(point) => format!(" (≤ {bound})"),
         _ => String::new(),
     };
@@ -224,6 +232,10 @@ mod tests {
     use super::*;
 
     fn judged(low: f64, high: f64, rate: f64) -> Judged {
+        case(low, high, rate).judge()
+    }
+
+    fn case(low: f64, high: f64, rate: f64) -> Case<'static> {
         let share = Interval::new(low, (low + high) / 2.0, high);
         Case {
             wall: Wall::FirstTouch,
@@ -234,7 +246,6 @@ mod tests {
             phrase: "is spent",
             show: ShellLine::default(),
         }
-        .judge()
     }
 
     #[test]
@@ -247,6 +258,26 @@ mod tests {
         assert_eq!(low.status, Status::Contributor);
         assert!(low.because.ends_with(" 5 %"), "{}", low.because);
         assert_eq!(judged(0.03, 0.049, 1.0).finding.status, Status::RuledOut);
+        // A bound that rounds to the threshold is still below it.
+        let near = judged(0.03, 0.0499, 1.0).finding;
+        assert_eq!(
+            (near.status, near.because.contains("(< 5 %)")),
+            (Status::RuledOut, true),
+            "{}",
+            near.because
+        );
+        assert!(judged(0.03, 0.049, 1.0).finding.because.contains("(≤ 4.9 %)"));
+    }
+
+    #[test]
+    fn what_was_not_seen_is_ruled_out_only_by_enough_samples() {
+        let unseen =
+            |high| Case { share: Interval::new(0.0, 0.0, high), ..case(0.0, high, 1.0) }.judge().finding;
+        let few = unseen(0.067);
+        assert_eq!(few.status, Status::NotMeasured);
+        assert!(few.because.contains("up to 6.7 % of CPU"), "{}", few.because);
+        assert_eq!(unseen(0.04).status, Status::RuledOut);
+        assert_eq!(judged(0.001, 0.067, 1.0).finding.status, Status::Contributor);
     }
 
     #[test]

@@ -6,6 +6,7 @@
 pub mod bill;
 mod context;
 pub mod expected;
+pub mod hardware;
 mod judge;
 pub mod needs;
 pub mod remedies;
@@ -185,9 +186,11 @@ pub struct Prescription {
     pub title: String,
     /// Predicted saving, as a fraction of the target's CPU time. None if nothing that was measured predicts it.
     pub gain: Option<Interval>,
-    /// Upper bound of the saving. None if the remedy saves no CPU time, if its lines of the bill were not measured, or if
-    /// it can save more than its lines (another allocator, for many cheap calls).
+    /// Upper bound of the saving. None if the remedy saves no CPU time, if its lines of the bill were not measured, if it
+    /// can save more than its lines (another allocator, for many cheap calls), or if nothing shows whether it saves any.
     pub at_most: Option<f64>,
+    /// The most resident memory that it returns. None if retention is not what it is for, or if that is unknown.
+    pub returns_bytes: Option<u64>,
     /// How the prediction was made, or why there is no prediction.
     pub basis: String,
     pub restart: bool,

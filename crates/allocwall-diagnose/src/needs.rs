@@ -5,13 +5,19 @@
 //! trial leaves unknown facts of the program to its proof.
 
 use super::context::Context;
+use super::expected;
+use super::remedies::MALLOCS_PART;
 use allocwall_model::catalogue::modules::AllocatorKind;
+use allocwall_model::catalogue::options;
 use allocwall_model::catalogue::remedies::{ALLOCATOR_LINES, Need, Remedy};
-use allocwall_model::catalogue::thresholds;
 use allocwall_model::catalogue::tunables::arenas_by_default;
 use allocwall_model::catalogue::walls::Wall;
-use allocwall_model::recording::{Libc, Linkage, Process, Runtime, version_of};
+use allocwall_model::recording::{Libc, Linkage, Process, Runtime, is_set, version_of};
 use allocwall_model::units::{Absence, Measured, Reason};
+
+/// From this share of CPU time in the allocator's code on, another allocator is worth a trial, whatever else takes time: it also
+/// places blocks elsewhere.
+pub(super) const WORTH_A_SWAP: f64 = 0.05;
 
 /// What is known about a target and its machine.
 pub struct Facts<'a> {
@@ -171,8 +177,11 @@ impl<'a> Facts<'a> {
             Need::MoreThanOneNode => unless(self.numa_nodes.clone()? > 1, Unmet::OneNode),
             Need::MallocMatters => useful(self.malloc_matters()?),
             Need::MoreThanOneThread => useful(self.observed.clone()?.ctx.bill.rates.threads_peak != 1),
-            Need::Unset(name) => useful(!setting_mentions(self.observed.clone()?.process, name)),
-            Need::SettingBelow(name, number) => {
+            Need::Unset(name) => {
+                let process = self.observed.clone()?.process;
+                useful(!is_set(&process.environment, &process.cmdline, name))
+            }
+            Need::SettingBelow { name, number, .. } => {
                 let Observed { ctx, process, .. } = self.observed.clone()?;
                 // A command that sets the variable itself (`env`) would set it again.
                 let assignment = format!("{name}=");
@@ -189,6 +198,16 @@ impl<'a> Facts<'a> {
             Need::MmapThresholdBelow(bytes) => {
                 let set = mmap_threshold(self.observed.clone()?.process);
                 useful(set.is_none_or(|set| set.is_some_and(|set| set < bytes)))
+            }
+            Need::ForksToExec => {
+                let starts = self.observed.clone()?.ctx.starts();
+                useful(starts.forked() && starts.execute())
+            }
+            Need::ForksToStay => {
+                /// Exec takes at least this part of the samples of a fork that copies an address space.
+                const FEW: f64 = 0.2;
+                let starts = self.observed.clone()?.ctx.starts();
+                useful(starts.replace as f64 <= FEW * starts.copy as f64)
             }
             Need::Quota => {
                 let cgroup = self.observed.clone()?.ctx.last_tick().and_then(|t| t.cgroup);
@@ -254,17 +273,23 @@ impl<'a> Facts<'a> {
     }
 
     /// Another malloc has no effect on objects that a runtime or the program allocates itself (CPython: up to 512 bytes;
-    /// the Java, Go and V8 heaps; pools of a native program). For a runtime, or if only the call rate asks for it, it is
-    /// offered only if malloc's own line of the bill is large.
+    /// the Java, Go and V8 heaps; pools of a native program). For a runtime, or if only the call rate or the TLB asks for it, it
+    /// is offered only if malloc's own line of the bill is large, or, for the TLB, if malloc has a part of the memory.
     fn malloc_matters(&self) -> Measured<bool> {
         let Observed { ctx, walls, .. } = self.observed.clone()?;
         let slow = walls.contains(&Wall::AllocatorCode) || walls.contains(&Wall::AllocatorContention);
         let native = matches!(self.runtime, Ok(Runtime::Native));
-        if slow || native && walls != [Wall::CallRate] {
+        let in_kernel = walls.iter().any(|wall| !matches!(wall, Wall::CallRate | Wall::Tlb));
+        if slow || native && in_kernel {
+            return Ok(true);
+        }
+        // If its part is unknown: most memory of a native program is malloc's.
+        let has_memory = || expected::memory_of_malloc(ctx).map_or(native, |part| part.point >= MALLOCS_PART);
+        if walls.contains(&Wall::Tlb) && has_memory() {
             return Ok(true);
         }
         let sum = ctx.cpu(ALLOCATOR_LINES)?;
-        Ok(sum.share.low >= thresholds::of(Wall::AllocatorCode).contributor)
+        Ok(sum.share.point >= WORTH_A_SWAP)
     }
 }
 
@@ -290,19 +315,8 @@ fn is_runtime(need: Need, runtime: &Runtime) -> Measured<bool> {
 
 // ---- settings of a running target ----
 
-fn setting_mentions(process: &Process, name: &str) -> bool {
-    let environment = process.environment.iter().any(|(k, v)| k.contains(name) || v.contains(name));
-    environment || process.cmdline.iter().any(|word| word.contains(name))
-}
-
 fn is_option(name: &str) -> bool {
     name.starts_with("--")
-}
-
-/// The value of an option of the command line. Node accepts `_` for `-`.
-pub(super) fn option_value<'a>(word: &'a str, name: &str) -> Option<&'a str> {
-    let (key, value) = word.split_once('=').unwrap_or((word, ""));
-    (key.replace('_', "-") == name).then_some(value)
 }
 
 /// The value of a setting of a runtime ([`Need::SettingBelow`]). The command line overrides the environment; of several
@@ -312,8 +326,26 @@ pub(super) fn setting<'a>(process: &'a Process, name: &str) -> Option<&'a str> {
         return process.environment.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
     }
     let environment = process.environment.iter().flat_map(|(_, value)| value.split_whitespace());
-    let words = environment.chain(process.cmdline.iter().map(String::as_str));
-    words.filter_map(|word| option_value(word, name)).next_back()
+    let given = options_given(process, name);
+    environment.chain(given).filter_map(|word| options::value(word, name)).next_back()
+}
+
+/// The options for the runtime itself that set the same as this one, in their order.
+pub(super) fn options_given<'a>(process: &'a Process, option: &str) -> Vec<&'a str> {
+    let words = process.cmdline.get(1..).unwrap_or_default();
+    let same = options::same_setting(words.iter().map(String::as_str), option);
+    same.into_iter().map(|at| words[at].as_str()).collect()
+}
+
+/// The value of the setting that the remedy raises, as it is now, and as it will be.
+pub(super) fn raised(process: Option<&Process>, remedy: &Remedy) -> Option<(u64, u64)> {
+    remedy.needs.iter().find_map(|need| match *need {
+        Need::SettingBelow { name, number, default } => {
+            let present = process.and_then(|p| setting(p, name)).and_then(|value| value.parse().ok());
+            Some((present.unwrap_or(default), number))
+        }
+        _ => None,
+    })
 }
 
 /// Whether the remedy undoes a setting of the target that causes the wall.
@@ -321,7 +353,10 @@ pub(super) fn undoes_a_setting(process: Option<&Process>, remedy: &Remedy) -> bo
     remedy.needs.iter().any(|need| match need {
         Need::ArenasLimited => true,
         Need::MmapThresholdBelow(_) => process.is_some_and(|p| mmap_threshold(p).is_some()),
-        Need::SettingBelow(name, _) => process.is_some_and(|p| setting(p, name).is_some()),
+        // A value above the default was set to have fewer collections.
+        Need::SettingBelow { default, .. } => {
+            raised(process, remedy).is_some_and(|(present, _)| present < *default)
+        }
         _ => false,
     })
 }

@@ -1,22 +1,24 @@
 //! Selects the remedies that apply to a target, sorts them, and writes the command of each for this target.
 
-use super::context::{Context, main_process};
+use super::context::{Context, bytes, main_process};
 use super::expected;
 use super::needs::{self, NeedState};
 use super::{Finding, Prescription, ShellLine, Status};
 use crate::bill::Bill;
 use allocwall_model::catalogue::cost::CostClass;
 use allocwall_model::catalogue::modules::{JEMALLOC_BUILDS, JEMALLOC_CONF};
+use allocwall_model::catalogue::options;
 use allocwall_model::catalogue::remedies::{
     Change, Effect, How, Kind, Need, Remedy, TABLE, UNKNOWN_COMMAND, replaced,
 };
 use allocwall_model::catalogue::tunables::arenas_by_default;
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::recording::{Linkage, Process, Recording};
+use allocwall_model::resident::Returned;
 use allocwall_model::shell::{is_plain, merged, quoted};
 use allocwall_model::units::Interval;
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The remedies for the walls that were found, sorted: try them in this order. The first one is for the wall that the
 /// sentence names. Remedies for contributors are included only if there is no wall.
@@ -34,14 +36,21 @@ pub fn prescribe(
             Some((rank, prescription))
         })
         .collect();
-    let best = ranked.iter().filter(|(rank, _)| !rank.advice).map(|(rank, _)| rank.saved).fold(0.0, f64::max);
+    let best_of = |fits: fn(&Rank) -> bool| {
+        let fitting = ranked.iter().map(|(rank, _)| rank).filter(|rank| !rank.advice && fits(rank));
+        fitting.map(|rank| rank.saved).fold(0.0, f64::max)
+    };
+    let best = best_of(|_| true);
+    let best_of_target = best_of(|rank| rank.kind != Kind::Machine);
     ranked.sort_by(|a, b| {
         let (a, b) = (&a.0, &b.0);
         a.advice
             .cmp(&b.advice)
             .then(b.goes_first(best).cmp(&a.goes_first(best)))
+            .then(a.goes_last(best_of_target).cmp(&b.goes_last(best_of_target)))
             .then(b.saved.total_cmp(&a.saved))
             .then(b.leading.cmp(&a.leading))
+            .then(b.returned.cmp(&a.returned))
             .then(a.unknown.cmp(&b.unknown))
             .then(b.sure.total_cmp(&a.sure))
             .then(b.for_its_runtime.cmp(&a.for_its_runtime))
@@ -54,16 +63,24 @@ pub fn prescribe(
     ranked.into_iter().map(|(_, p)| p).collect()
 }
 
-/// What the remedies act on: the walls, or the contributors if there is no wall.
+/// What the remedies act on: the walls, or the contributors if there is no wall; and the allocator's calls if they are many.
 pub fn treated(findings: &[Finding]) -> Vec<Wall> {
-    let walls = with(findings, Status::Wall);
-    if !walls.is_empty() {
-        return walls;
+    let mut treated = with(findings, Status::Wall);
+    if treated.is_empty() {
+        treated = with(findings, Status::Contributor);
+        // Some interference and waiting is normal on a shared machine.
+        treated.retain(|w| w.rung() >= 3);
     }
-    // Some interference and waiting is normal on a shared machine.
-    let mut contributors = with(findings, Status::Contributor);
-    contributors.retain(|w| w.rung() >= 3);
-    contributors
+    let many = |f: &Finding| {
+        let share = f.share.map_or(0.0, |share| share.point);
+        f.wall == Wall::AllocatorCode && f.status != Status::Wall && share >= needs::WORTH_A_SWAP
+    };
+    // Less CPU time does not help a target that waits.
+    let has = |wall: Wall| treated.contains(&wall);
+    if findings.iter().any(many) && !has(Wall::CallRate) && !has(Wall::Waiting) {
+        treated.push(Wall::CallRate);
+    }
+    treated
 }
 
 fn with(findings: &[Finding], status: Status) -> Vec<Wall> {
@@ -79,6 +96,8 @@ struct Rank {
     /// It is made for the target's runtime. It decides between two remedies with the same expected and least saving,
     /// because it affects more of the runtime's allocations.
     for_its_runtime: bool,
+    /// Resident bytes that it returns.
+    returned: u64,
     /// It acts on CPU time, but nothing predicts its saving.
     unknown: bool,
     /// Saving of CPU time that a trial is expected to show. Less than `WORTH` counts as zero.
@@ -96,6 +115,12 @@ impl Rank {
         const NEARLY: f64 = 0.85;
         self.cause && self.saved >= NEARLY * best
     }
+
+    /// What changes the whole machine goes after what changes the target alone, unless it is expected to save far more.
+    fn goes_last(&self, best_of_target: f64) -> bool {
+        const FAR_MORE: f64 = 2.0;
+        self.kind == Kind::Machine && best_of_target > 0.0 && self.saved < FAR_MORE * best_of_target
+    }
 }
 
 /// Expected gains below this do not affect the order.
@@ -107,6 +132,7 @@ fn rank(remedy: &Remedy, process: Option<&Process>, leading: Option<Wall>, savin
         cause: needs::undoes_a_setting(process, remedy),
         leading: leading.is_some_and(|w| remedy.walls.contains(&w)),
         for_its_runtime: remedy.needs.iter().any(|need| need.runtime().is_some()),
+        returned: saving.returned,
         unknown: saving.saved.is_none() && !remedy.acts_on.is_empty(),
         saved: saving.saved.map_or(0.0, |s| s.point).max(WORTH) - WORTH,
         sure: saving.saved.map_or(0.0, |s| s.low),
@@ -125,12 +151,14 @@ pub enum Unfit {
     Need(Need, NeedState),
     /// Almost none of the map calls come from malloc.
     MapCallsOfOthers,
-    /// Almost none of the first touches are in memory that it changes.
+    /// Almost none of the wall's page faults, or almost none of the memory, are in memory that it changes.
     MemoryOfOthers,
     /// It can save almost nothing of this target's CPU time.
     NothingToSave,
     /// Most of the first touches are already on huge pages, or on shared memory.
     TouchesPastHugePages,
+    /// It can return almost nothing of the target's resident memory.
+    NothingToReturn,
 }
 
 /// The values that a remedy is ranked by, as shares of the target's CPU time.
@@ -140,6 +168,8 @@ pub struct Saving {
     saved: Option<Interval>,
     /// Upper bound of the saving: the part of its lines of the bill that it can act on.
     most: f64,
+    /// Resident bytes that it returns at most; 0 if that is unknown.
+    returned: u64,
 }
 
 /// Every remedy for these walls.
@@ -152,8 +182,8 @@ pub fn offers(recording: &Recording, bill: &Bill, walls: &[Wall]) -> Vec<(&'stat
         .collect()
 }
 
-/// Below this part of the map calls, malloc's own map calls are negligible.
-const MALLOCS_PART: f64 = 0.05;
+/// Below this part of the map calls, of the first touches, or of the memory, those of malloc are negligible.
+pub(super) const MALLOCS_PART: f64 = 0.05;
 
 /// A smaller share of CPU time than this can't be shown in a trial.
 const LEAST_SAVED: f64 = 0.005;
@@ -165,40 +195,71 @@ fn fit(ctx: &Context, remedy: &Remedy, walls: &[Wall]) -> Offer {
     if let Some((need, state)) = needs::first_unmet(ctx, remedy, walls) {
         return Err(Unfit::Need(need, state));
     }
-    if remedy.effect == Effect::ArenaInsteadOfMap
+    let treats: Vec<Wall> = remedy.walls.iter().copied().filter(|wall| walls.contains(wall)).collect();
+    let of_maps = treats.iter().all(|wall| matches!(wall, Wall::MapChurn | Wall::AddressSpaceLock));
+    let of_malloc = remedy.needs.iter().any(|need| matches!(need, Need::Uses(_) | Need::MallocMatters));
+    if (remedy.effect == Effect::ArenaInsteadOfMap || of_maps && of_malloc)
         && ctx.map_calls_by_malloc().is_ok_and(|part| part.high < MALLOCS_PART)
     {
         return Err(Unfit::MapCallsOfOthers);
     }
-    let treats: Vec<Wall> = remedy.walls.iter().copied().filter(|wall| walls.contains(wall)).collect();
-    if treats == [Wall::FirstTouch] && expected::touches_reached(ctx, remedy).high < MALLOCS_PART {
+    let of_others = |wall: &Wall| match wall {
+        Wall::FirstTouch => expected::touches_others(ctx, remedy),
+        Wall::FileFault => ctx.faults_shared_memory(),
+        Wall::Tlb => expected::memory_of_others(ctx, remedy),
+        _ => false,
+    };
+    if treats.iter().all(of_others) {
         return Err(Unfit::MemoryOfOthers);
     }
-    if remedy.effect == Effect::HugeTouch && ctx.past_huge_pages().point > MOSTLY_PAST {
+    // It may have other effects too: fewer page walks, other calls.
+    if treats == [Wall::FirstTouch]
+        && remedy.effect == Effect::HugeTouch
+        && ctx.past_huge_pages().low > MOSTLY_PAST
+    {
         return Err(Unfit::TouchesPastHugePages);
     }
     let prediction = expected::prediction(ctx, remedy);
-    // Waiting time and memory can be saved without saving CPU time. The bound is that of the lines: it says nothing about
+    // Waiting time and memory can be saved without saving CPU time. The saving is one of its lines: it says nothing about
     // a wall of other lines, for which the remedy is offered for another reason.
     let acts_on = |line: &CostClass| remedy.acts_on.contains(line);
     let of_cpu = |wall: &Wall| wall.lines().iter().any(acts_on) && wall.waits().is_empty();
-    if treats.iter().all(of_cpu) && prediction.at_most.is_some_and(|most| most < LEAST_SAVED) {
+    if treats.iter().all(of_cpu) && prediction.best.is_some_and(|best| best < LEAST_SAVED) {
         return Err(Unfit::NothingToSave);
     }
-    let saving = Saving { saved: prediction.saved, most: prediction.most };
-    let how = fill(ctx, &remedy.template());
+    let returned = match treats.contains(&Wall::Retention) {
+        true => ctx.returned(remedy),
+        false => Returned::Unknown,
+    };
+    if treats == [Wall::Retention] && returned == Returned::AlmostNothing {
+        return Err(Unfit::NothingToReturn);
+    }
+    let (returns_bytes, returning) = match returned {
+        Returned::AtMost { bytes: most, of } => {
+            (Some(most), format!("; returns at most {} ({of})", bytes(most as f64)))
+        }
+        Returned::AlmostNothing | Returned::Unknown => (None, String::new()),
+    };
+    let saving =
+        Saving { saved: prediction.saved, most: prediction.most, returned: returns_bytes.unwrap_or(0) };
+    let template = remedy.template();
+    let start_again = ctx.root().is_none() && template.contains(THREADS);
+    let (template, undo) =
+        if start_again { (RENICED.to_owned(), "restart without renice") } else { (template, remedy.undo) };
+    let how = fill(ctx, &template);
     let note = note(ctx, remedy, &how);
     let prescription = Prescription {
         remedy: remedy.key.to_owned(),
         title: remedy.title.to_owned(),
         gain: prediction.gain,
         at_most: prediction.at_most,
-        basis: prediction.basis,
-        restart: remedy.restart,
+        returns_bytes,
+        basis: prediction.basis + &returning,
+        restart: remedy.restart || start_again,
         is_command: remedy.is_command() && !how.words,
         how: ShellLine { command: how.text, remark: note, has_gap: how.has_gap },
-        backfires: remedy.backfires.to_owned(),
-        undo: with_notes(fill(ctx, remedy.undo)),
+        backfires: remedy.backfires.replace("{heap_growth}", &heap_growth(ctx, remedy)),
+        undo: with_notes(fill(ctx, undo)),
         moves: remedy.moves.to_owned(),
     };
     Ok((prescription, saving))
@@ -235,7 +296,7 @@ fn note(ctx: &Context, remedy: &Remedy, how: &Filled) -> Option<String> {
 /// The present values of the settings that the remedy raises: `GOGC is 20`.
 fn present_settings(ctx: &Context, remedy: &Remedy) -> Vec<String> {
     let present = remedy.needs.iter().filter_map(|need| match need {
-        Need::SettingBelow(name, _) => {
+        Need::SettingBelow { name, .. } => {
             let value = needs::setting(ctx.process()?, name)?;
             Some(format!("{name} is {}", quoted(value)))
         }
@@ -281,11 +342,10 @@ fn fill(ctx: &Context, template: &str) -> Filled {
         .replace("{arenas}", &arenas_by_default(ctx.recording.host.online_cpus.into()).to_string())
         .replace("{java_heap}", &java_heap(process));
     let mut filled = Filled { text, words: false, has_gap: false, notes: vec![] };
-    if filled.text.contains("{threads}") {
+    if filled.text.contains(THREADS) {
         let (threads, note) = busy_threads(ctx);
-        filled.text = filled.text.replace("{threads}", &threads);
+        filled.text = filled.text.replace(THREADS, &threads);
         filled.notes.extend(note);
-        filled.has_gap = ctx.is_over();
     }
     filled.text = replaced(&filled.text, "{tunables:", |new| merged_tunables(process, new));
     filled.text = replaced(&filled.text, "{jemalloc:", |options| jemalloc_settings(ctx, options));
@@ -305,30 +365,32 @@ fn fill(ctx: &Context, template: &str) -> Filled {
 
 /// Maximum number of processes in a command.
 const NAMED_PROCESSES: usize = 8;
+/// Stands for the threads of the target in a template.
+const THREADS: &str = "{threads}";
+/// The command for threads that have ended: it starts them again. New threads inherit the nice value.
+const RENICED: &str = "{cmd} & sudo renice -n -5 -p $!";
 
-/// A shell expression for the threads of the processes that used CPU, busiest first; with a placeholder if the target has
-/// ended. The note says if some processes are left out.
+/// A shell expression for the threads of the processes that used CPU, busiest first. The note says if some processes are
+/// left out.
 fn busy_threads(ctx: &Context) -> (String, Option<String>) {
-    let threads_of = |pids: &str| format!("$(ps -L -o tid= -p {pids})");
-    if ctx.is_over() {
-        return (threads_of(&ctx.pid()), None);
-    }
+    let processes = &ctx.recording.processes;
+    let ended: BTreeSet<i32> = processes.iter().filter(|p| p.ended).map(|p| p.pid).collect();
     let mut cpu: BTreeMap<i32, u64> = BTreeMap::new();
-    for thread in ctx.recording.threads.iter().filter(|t| t.cpu_ns > 0) {
+    for thread in ctx.recording.threads.iter().filter(|t| t.cpu_ns > 0 && !ended.contains(&t.pid)) {
         let spent = cpu.entry(thread.pid).or_default();
         *spent = spent.saturating_add(thread.cpu_ns);
     }
     let mut busy: Vec<i32> = cpu.keys().copied().collect();
     busy.sort_by_key(|pid| Reverse(cpu[pid]));
     let pids = if busy.is_empty() {
-        ctx.pid().to_string()
+        ctx.root().map_or_else(|| ctx.pid(), |root| root.pid.to_string())
     } else {
         let named: Vec<String> = busy.iter().take(NAMED_PROCESSES).map(i32::to_string).collect();
         named.join(",")
     };
     let all = busy.len();
     let note = (all > NAMED_PROCESSES).then(|| format!("the busiest {NAMED_PROCESSES} of {all} processes"));
-    (threads_of(&pids), note)
+    (format!("$(ps -L -o tid= -p {pids})"), note)
 }
 
 /// The present limit of the Java heap. The command line overrides the environment; of several options the last one
@@ -336,12 +398,19 @@ fn busy_threads(ctx: &Context) -> (String, Option<String>) {
 fn java_heap(process: Option<&Process>) -> String {
     let environment = process.into_iter().flat_map(|p| &p.environment);
     let set = environment.flat_map(|(_, value)| value.split_whitespace());
-    let given = process.into_iter().flat_map(|p| &p.cmdline).map(String::as_str);
-    let mut options = set.chain(given).filter(|w| w.starts_with("-Xmx") && w.chars().all(is_plain));
-    match options.next_back() {
+    let set = set.filter(|word| word.starts_with("-Xmx"));
+    let given = process.into_iter().flat_map(|p| needs::options_given(p, "-Xmx"));
+    match set.chain(given).rfind(|word| word.chars().all(is_plain)) {
         Some(option) => format!("now {option}"),
         None => "a quarter of the memory if no -Xmx is given".to_owned(),
     }
+}
+
+/// By how much the heap grows with the new value of GOGC, in per cent: it may grow to (100 + GOGC) % of the live memory.
+fn heap_growth(ctx: &Context, remedy: &Remedy) -> String {
+    let growth = needs::raised(ctx.process(), remedy)
+        .map_or(0.0, |(present, new)| (100.0 + new as f64) / (100.0 + present as f64) - 1.0);
+    format!("{:.0}", growth * 100.0)
 }
 
 /// Names of jemalloc's entry points, without the prefix of a build.
@@ -384,13 +453,13 @@ fn jemalloc_variable(recording: &Recording, path: &str) -> Option<&'static str> 
 
 /// The target's command with an option for Node itself, in place of its present value. None if its program is not Node.
 fn node_command(ctx: &Context, option: &str) -> Option<String> {
-    let name = option.split('=').next().unwrap_or(option);
-    let mut words = words(ctx).to_vec();
-    words.retain(|word| needs::option_value(word, name).is_none());
-    let first = words.first()?;
+    let (first, rest) = words(ctx).split_first()?;
     if !matches!(first.rsplit('/').next(), Some("node" | "nodejs")) {
         return None;
     }
+    let same = options::same_setting(rest.iter().map(String::as_str), option);
+    let mut words = vec![first.clone()];
+    words.extend(rest.iter().enumerate().filter(|(at, _)| !same.contains(at)).map(|(_, word)| word.clone()));
     let line = line_of(&words)?;
     let first = quoted(first);
     Some(format!("{first} {option}{}", &line[first.len()..]))

@@ -1,10 +1,12 @@
 //! Writes the sentence of the verdict, and the next commands.
 
-use super::context::{Context, count, percent, percent_interval};
+use super::bill::stripped_runtime;
+use super::context::{Context, TopSite, count, percent, percent_interval};
 use super::judge::Judged;
-use super::rungs::named;
-use super::{Finding, Prescription, Reach, ShellLine, Status};
-use allocwall_model::catalogue::cost::CostClass;
+use super::rungs::{UNCOUNTED, named, others_cpu_ns, rate_of_calls};
+use super::{Finding, Prescription, Reach, ShellLine, Status, Whole};
+use allocwall_model::catalogue::cost::{CostClass, WaitClass};
+use allocwall_model::catalogue::remedies::{self, Kind};
 use allocwall_model::catalogue::thresholds;
 use allocwall_model::catalogue::walls::Wall;
 
@@ -39,7 +41,7 @@ pub fn write(ctx: &Context, judged: &[Judged], walls: &[Wall]) -> Sentence {
     };
     // Leaves out walls that are the same CPU time as the worst one.
     let next = walls[1..].iter().find(|w| !same_time(worst, **w) && **w != Wall::Waiting);
-    let also = next.map_or_else(String::new, |wall| also(judged, *wall));
+    let also = next.map_or_else(String::new, |wall| also(ctx, judged, *wall));
     fitting([
         (wall_sentence(ctx, judged, worst, true) + &also).into(),
         (wall_sentence(ctx, judged, worst, false) + &also).into(),
@@ -54,39 +56,54 @@ fn fitting<const N: usize>(sentences: [Sentence; N]) -> Sentence {
     sentences.into_iter().nth(at).unwrap_or_default()
 }
 
-fn also(judged: &[Judged], wall: Wall) -> String {
+fn also(ctx: &Context, judged: &[Judged], wall: Wall) -> String {
     let s = find(judged, wall).and_then(|f| f.share).map_or_else(|| "part".to_owned(), |s| percent(s.point));
-    let text = match wall {
+    format!(" Also: {}.", takes(ctx, judged, wall, &s))
+}
+
+/// A contributor with its interval: `map churn takes 9 % (8–10 %) of CPU`.
+fn contribution(ctx: &Context, judged: &[Judged], wall: Wall) -> String {
+    takes(ctx, judged, wall, &share(judged, wall))
+}
+
+/// What a wall takes, and of what. `s` is its share as text.
+fn takes(ctx: &Context, judged: &[Judged], wall: Wall, s: &str) -> String {
+    match wall {
         Wall::CgroupThrottling => format!("the cgroup's CPU quota takes {s} of runnable time"),
         Wall::Steal => format!("steal takes {s} of runnable time"),
         Wall::RunQueue => format!("waits for a CPU take {s} of runnable time"),
         Wall::ApplicationLock => format!("application locks take {s} of working time"),
-        Wall::Gil => format!("Python's interpreter lock (GIL) takes {s} of working time"),
+        Wall::Gil => format!("waits for Python's GIL take {s} of working time"),
         Wall::AddressSpaceLock => format!("the address-space lock takes {s} of working time"),
         Wall::AllocatorContention => format!("waits in the allocator take {s} of working time"),
         Wall::Retention => format!("{s} of resident memory is free, but not returned to the system"),
+        Wall::Numa if find(judged, wall).is_some_and(|f| f.of == Whole::Resident) => {
+            format!("{s} of the memory is on another NUMA node than the CPUs that use it")
+        }
+        Wall::Numa => format!("loads from other NUMA nodes take {s} of CPU"),
+        Wall::CallRate if collector_is_part(ctx, judged) => {
+            format!("{s} of CPU goes to allocation and garbage collection together")
+        }
         Wall::CallRate => format!("allocating and freeing takes {s} of CPU"),
+        Wall::LargeAllocations => format!("filling and copying blocks takes {s} of CPU"),
         Wall::AllocatorCode => format!("the allocator's slow paths take {s} of CPU"),
         Wall::GarbageCollector => format!("the garbage collector takes {s} of CPU"),
-        Wall::FileFault => format!("{} take {s} of CPU", wall.title()),
-        Wall::Waiting | Wall::FirstTouch | Wall::Fork | Wall::MapChurn | Wall::Tlb | Wall::Numa => {
+        Wall::FileFault if ctx.faults_shared_memory() => {
+            format!("page faults on shared memory take {s} of CPU")
+        }
+        Wall::Fork | Wall::FileFault => format!("{} take {s} of CPU", wall.title()),
+        Wall::Waiting | Wall::FirstTouch | Wall::MapChurn | Wall::Tlb => {
             format!("{} takes {s} of CPU", wall.title())
         }
-    };
-    format!(" Also: {text}.")
+    }
 }
 
-/// A contributor with its interval: `map churn takes 9 % (8–10 %)`.
-fn contribution(judged: &[Judged], wall: Wall) -> String {
-    let share = share(judged, wall);
-    match wall {
-        Wall::Numa => format!("{share} of new pages are on a remote node"),
-        // The collector of a stripped runtime may be part of this time.
-        Wall::CallRate if find(judged, wall).is_some_and(|f| f.estimate.is_some()) => {
-            format!("{share} of CPU goes to allocation and garbage collection together")
-        }
-        _ => format!("{} takes {share}", wall.title()),
-    }
+/// Whether the collector of a stripped runtime may be part of the time that counts as allocation.
+fn collector_is_part(ctx: &Context, judged: &[Judged]) -> bool {
+    // If the calls are not counted, malloc's own time leads, and that holds no collector.
+    let stripped = |f: &Finding| f.estimate.as_deref().is_some_and(|estimate| estimate != UNCOUNTED);
+    let estimated = find(judged, Wall::CallRate).is_some_and(stripped);
+    estimated && stripped_runtime(ctx.recording).is_some_and(|runtime| !runtime.collector_read)
 }
 
 fn same_time(a: Wall, b: Wall) -> bool {
@@ -102,10 +119,17 @@ fn share(judged: &[Judged], wall: Wall) -> String {
     find(judged, wall).and_then(|f| f.share).map_or_else(|| "?".to_owned(), percent_interval)
 }
 
-fn from(ctx: &Context, classes: &[CostClass]) -> String {
-    match ctx.top_site(classes) {
-        Some((site, part)) if part >= 0.5 => format!(", most of it from `{}`", name(&site)),
-        Some((site, part)) if part >= 0.2 => format!(", {} of it from `{}`", percent(part), name(&site)),
+/// A part is named with its figure from this share on, if its interval does not reach further below than `SHARP`.
+const PART: f64 = 0.2;
+const SHARP: f64 = 0.15;
+const MOST: f64 = 0.5;
+
+fn from(top: Option<TopSite>) -> String {
+    match top {
+        Some(site) if site.least >= MOST => format!(", most of it from `{}`", name(&site.name)),
+        Some(site) if site.part >= PART && site.part - site.least <= SHARP => {
+            format!(", {} of it from `{}`", percent(site.part), name(&site.name))
+        }
         _ => String::new(),
     }
 }
@@ -114,15 +138,70 @@ fn name(site: &str) -> String {
     if site.chars().count() <= LONGEST_NAME {
         return site.to_owned();
     }
-    let cut: String = site.chars().take(LONGEST_NAME - 1).collect();
+    let brief = brief(site);
+    if brief.chars().count() <= LONGEST_NAME {
+        return brief;
+    }
+    let cut: String = brief.chars().take(LONGEST_NAME - 1).collect();
     format!("{cut}…")
+}
+
+/// A C++ or Rust function without its arguments and those of its templates: `std::_Rb_tree<…>::_M_insert_unique`. They
+/// are most of a long name, and cutting the name would leave only them.
+fn brief(site: &str) -> String {
+    // A Rust method of a trait begins with `<`, and its type is in the brackets.
+    if !site.contains("::") || site.contains("operator") || site.starts_with('<') {
+        return site.to_owned();
+    }
+    let mut brief = String::new();
+    let (mut depth, mut before) = (0_u32, ' ');
+    for c in site.chars() {
+        match c {
+            '<' => {
+                if depth == 0 {
+                    brief.push_str("<…>");
+                }
+                depth += 1;
+            }
+            '>' if before != '-' => depth = depth.saturating_sub(1),
+            _ if depth == 0 => brief.push(c),
+            _ => {}
+        }
+        before = c;
+    }
+    let end = arguments_at(&brief).unwrap_or(brief.len());
+    brief.truncate(end);
+    brief
+}
+
+/// Where the list of arguments begins that is the end of this name.
+fn arguments_at(name: &str) -> Option<usize> {
+    if !name.ends_with(')') || name.ends_with("(anonymous namespace)") {
+        return None;
+    }
+    let mut depth = 0_u32;
+    for (at, c) in name.char_indices().rev() {
+        match c {
+            ')' => depth += 1,
+            '(' => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 {
+            return (at > 0).then_some(at);
+        }
+    }
+    None
 }
 
 /// `place`: whether to name the call site.
 fn wall_sentence(ctx: &Context, judged: &[Judged], wall: Wall, place: bool) -> String {
     use CostClass::*;
     let s = share(judged, wall);
-    let from = |ctx: &Context, classes: &[CostClass]| if place { from(ctx, classes) } else { String::new() };
+    let from_lock = || {
+        let top = place.then(|| ctx.top_lock_site(&[AllocatorLocks], WaitClass::Allocator));
+        from(top.flatten())
+    };
+    let from = |ctx: &Context, classes: &[CostClass]| from(place.then(|| ctx.top_site(classes)).flatten());
     match wall {
         Wall::CgroupThrottling => format!(
             "The cgroup's CPU quota is the wall: it stopped the target for {s} of the time in which it could have run."
@@ -142,9 +221,9 @@ fn wall_sentence(ctx: &Context, judged: &[Judged], wall: Wall, place: bool) -> S
         Wall::ApplicationLock => format!(
             "The application's own locks are the wall, not the allocator: threads spend {s} of their working time waiting for them."
         ),
-        Wall::Gil => format!(
-            "Python's interpreter lock (GIL) is the wall: threads spend {s} of their working time waiting for it."
-        ),
+        Wall::Gil => {
+            format!("Python's GIL is the wall: threads spend {s} of their working time waiting for it.")
+        }
         Wall::GarbageCollector => {
             format!("The garbage collector is the wall: it uses {s} of CPU{}.", from(ctx, wall.lines()))
         }
@@ -153,7 +232,11 @@ fn wall_sentence(ctx: &Context, judged: &[Judged], wall: Wall, place: bool) -> S
             from(ctx, wall.lines())
         ),
         Wall::Fork => format!(
-            "Fork is the wall: {s} of CPU goes to starting and ending processes and to copying shared pages{}.",
+            "Fork is the wall: {s} of CPU goes to forks, and to copying the pages that they share{}.",
+            from(ctx, wall.lines())
+        ),
+        Wall::FileFault if ctx.faults_shared_memory() => format!(
+            "Page faults on shared memory are the wall: {s} of CPU goes to mapping its pages{}.",
             from(ctx, wall.lines())
         ),
         Wall::FileFault => format!(
@@ -167,29 +250,33 @@ fn wall_sentence(ctx: &Context, judged: &[Judged], wall: Wall, place: bool) -> S
         Wall::AddressSpaceLock => format!(
             "The address-space lock is the wall: threads spend {s} of their working time waiting for it."
         ),
-        // Their thresholds are out of reach today.
-        Wall::Tlb | Wall::Numa => format!("{} is the wall: {s}.", wall.title()),
+        Wall::Tlb => format!("The TLB is the wall: {s} of CPU goes to page walks after TLB misses."),
+        Wall::Numa => format!("NUMA is the wall: {}.", takes(ctx, judged, wall, &s)),
         Wall::CallRate => {
             let place = from(ctx, wall.lines());
-            if ctx.mostly_bytes().is_some() {
-                return format!(
-                    "Allocation is the wall: {s} of CPU goes to allocating and freeing, mostly to zeroing and copying blocks{place}."
-                );
-            }
-            let why = if find(judged, wall).is_some_and(|f| f.estimate.is_some()) {
-                format!("{place}; it is unknown whether the calls are too many or too slow")
+            let uncounted = |finding: &Finding| finding.estimate.as_deref() == Some(UNCOUNTED);
+            let rate = rate_of_calls(ctx);
+            let unknown = if find(judged, wall).is_some_and(uncounted) {
+                "; it is unknown whether the calls are too many or too slow"
+            } else if rate.is_none() {
+                "; the number of calls is not known"
             } else {
-                format!(": many cheap calls, each one fast{place}")
+                ""
             };
-            format!("Call rate is the wall: {s} of CPU goes to allocating and freeing{why}.")
+            let rate = rate.map_or_else(String::new, |rate| format!(", {rate}"));
+            format!("Call rate is the wall: {s} of CPU goes to allocating and freeing{rate}{place}{unknown}.")
         }
+        Wall::LargeAllocations => format!(
+            "Large allocations are the wall: {s} of CPU goes to filling and copying blocks, not to the number of calls{}.",
+            from(ctx, wall.lines())
+        ),
         Wall::AllocatorCode => format!(
             "The allocator's code is the wall: it uses {s} of CPU{}; calls miss its thread cache.",
             from(ctx, wall.lines())
         ),
         Wall::AllocatorContention => format!(
             "Allocator contention is the wall: threads spend {s} of their working time waiting for its locks{}.",
-            from(ctx, &[AllocatorLocks, AllocatorCode])
+            from_lock()
         ),
         Wall::Retention => format!(
             "Retention is the wall: {s} of resident memory is free, but not returned to the system. It costs memory, not time."
@@ -199,37 +286,35 @@ fn wall_sentence(ctx: &Context, judged: &[Judged], wall: Wall, place: bool) -> S
 
 /// The process that used most of the CPU time of all others. None of them may have used most of it.
 fn competitor(ctx: &Context) -> String {
-    let others = &ctx.recording.neighbours;
-    let all: f64 = others.iter().map(|n| n.cpu_ns as f64).sum();
-    match others.iter().max_by_key(|n| n.cpu_ns) {
-        Some(most) if most.cpu_ns as f64 > all / 2.0 && most.cpu_ns as f64 / 1e9 / ctx.window_s > 0.01 => {
+    let all = others_cpu_ns(ctx);
+    match ctx.recording.neighbours.iter().max_by_key(|n| n.cpu_ns) {
+        Some(most) if most.cpu_ns as f64 > all * MOST && most.cpu_ns as f64 / 1e9 / ctx.window_s > 0.01 => {
             format!(", mostly because of {}", named(most))
         }
         _ => String::new(),
     }
 }
 
-fn waits_for(ctx: &Context) -> String {
-    use allocwall_model::catalogue::cost::WaitClass;
-    const NAMED: [WaitClass; 6] = [
-        WaitClass::Stopped,
-        WaitClass::Storage,
-        WaitClass::Idle,
-        WaitClass::ApplicationLock,
-        WaitClass::Gil,
-        WaitClass::Other,
+/// What the target waited for most of its waiting time, if one thing surely has most of it.
+pub fn waits_for(ctx: &Context) -> String {
+    const REASONS: [(&[WaitClass], &str); 5] = [
+        (&[WaitClass::Stopped], ", mostly stopped by a signal, a tracer or a freezer"),
+        (&[WaitClass::Storage], ", mostly for storage"),
+        (&[WaitClass::Idle], ", mostly for work, the network or a timer"),
+        (&[WaitClass::ApplicationLock, WaitClass::Gil], ", mostly for other threads"),
+        (&[WaitClass::Allocator, WaitClass::AddressSpaceLock, WaitClass::Other], ""),
     ];
-    NAMED
-        .into_iter()
-        .max_by(|a, b| ctx.wait_point(*a).total_cmp(&ctx.wait_point(*b)))
-        .filter(|c| ctx.wait_point(*c) > 0.0)
-        .map_or_else(String::new, |c| match c {
-            WaitClass::Stopped => ", mostly stopped by a signal, a tracer or a freezer".to_owned(),
-            WaitClass::Storage => ", mostly for storage".to_owned(),
-            WaitClass::Idle => ", mostly for work, the network or a timer".to_owned(),
-            WaitClass::ApplicationLock | WaitClass::Gil => ", mostly for other threads".to_owned(),
-            _ => String::new(),
-        })
+    let all: f64 = REASONS.iter().flat_map(|(classes, _)| *classes).map(|class| ctx.wait_point(*class)).sum();
+    // Futex waits of unknown purpose may be those of idle threads.
+    let surely = |class: &WaitClass| {
+        let known = match class {
+            WaitClass::ApplicationLock => 1.0 - ctx.unknown_part_of_locks(),
+            _ => 1.0,
+        };
+        ctx.wait(*class).map_or(0.0, |time| time.low * known)
+    };
+    let most = REASONS.iter().find(|(classes, _)| classes.iter().map(surely).sum::<f64>() > all * MOST);
+    most.map_or_else(String::new, |(_, text)| (*text).to_owned())
 }
 
 /// The memory walls that must be measured for a decision.
@@ -259,7 +344,7 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> Sentence {
         .filter(|w| find(judged, **w).is_some_and(|f| f.status == Status::NotMeasured))
         .map(|w| w.title())
         .collect();
-    let (own, site) = own_computing(ctx);
+    let Own { text: own, brief, site } = own_computing(ctx);
     match reach(ctx, judged.iter().map(|j| &j.finding)) {
         Reach::NotSampled => return not_sampled(judged).into(),
         Reach::Undecided => return undecided(ctx, judged, &unknown.join(", "), &own).into(),
@@ -272,7 +357,7 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> Sentence {
     let contributor = leading_contributor(judged);
     let kept = find(judged, Wall::Retention)
         .filter(|f| f.status == Status::Contributor)
-        .map_or_else(String::new, |_| also(judged, Wall::Retention));
+        .map_or_else(String::new, |_| also(ctx, judged, Wall::Retention));
     let most_in = site.as_ref().map_or_else(String::new, |site| format!(", most in `{}`", name(site)));
     let in_full = site.filter(|site| name(site) == *site);
     let with_site = |text| Sentence { text, site: in_full.clone() };
@@ -283,20 +368,24 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> Sentence {
             format!("{head}; {own}.{kept}{crowded}{not_measured}").into(),
             with_site(format!("{head}; {own}{most_in}.{kept}{not_measured}")),
             format!("{head}; {own}.{kept}{not_measured}").into(),
+            format!("{head}; {brief}.{kept}{not_measured}").into(),
+            format!("{head}; {brief}.{not_measured}").into(),
             format!("{head}.{kept}{not_measured}").into(),
+            format!("{head}.{not_measured}").into(),
+            format!("{head}.").into(),
         ])
     };
     if let Some(pressure) = pressure(ctx) {
         return match contributor {
             Some(wall) => fitting([
-                format!("{pressure}; {}.{not_measured}", contribution(judged, wall)).into(),
+                format!("{pressure}; {}.{not_measured}", contribution(ctx, judged, wall)).into(),
                 format!("{pressure}.").into(),
             ]),
             None => with_details(pressure),
         };
     }
     if let Some(wall) = contributor {
-        return with_details(format!("No wall, but {}", contribution(judged, wall)));
+        return with_details(format!("No wall, but {}", contribution(ctx, judged, wall)));
     }
     let figures = memory_shares(judged);
     if figures.is_empty() {
@@ -307,14 +396,15 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> Sentence {
         )
         .into();
     }
-    let verdict = match other_kernel(ctx) {
-        _ if !unknown.is_empty() => "No wall found in the measured part".to_owned(),
-        other if other >= MUCH_OTHER => {
-            format!("No wall found, but {} of CPU is kernel work of an unknown kind", percent(other))
-        }
-        _ => "Memory is not your wall".to_owned(),
-    };
-    with_details(format!("{verdict}: {}", figures.join(", ")))
+    let figures = figures.join(", ");
+    with_details(match other_kernel(ctx) {
+        _ if !unknown.is_empty() => format!("No wall found in the measured part: {figures}"),
+        (other, lines) if other >= MUCH_OTHER => format!(
+            "No wall found: {figures}. {} of CPU is in kernel code that allocwall does not classify ({lines})",
+            percent(other)
+        ),
+        _ => format!("Memory is not your wall: {figures}"),
+    })
 }
 
 fn not_sampled(judged: &[Judged]) -> String {
@@ -405,30 +495,56 @@ const SERVICES: [CostClass; 5] = [
 /// Share of CPU time from which kernel work without a line of its own may hide a wall.
 const MUCH_OTHER: f64 = 0.2;
 
-fn other_kernel(ctx: &Context) -> f64 {
-    ctx.cpu(&[CostClass::OtherKernel]).map_or(0.0, |s| s.share.point)
+/// Kernel work without a class of its own: its share of CPU time, and its lines of the bill.
+fn other_kernel(ctx: &Context) -> (f64, String) {
+    let lines = [CostClass::OtherKernel, CostClass::UnnamedKernel]
+        .map(|line| (line.title(), ctx.cpu(&[line]).map_or(0.0, |sum| sum.share.point)));
+    let titles = lines.iter().filter(|(_, share)| *share > 0.0).map(|(title, _)| *title);
+    (lines.iter().map(|(_, share)| share).sum(), titles.collect::<Vec<_>>().join(", "))
 }
 
-/// The application's own share of CPU time, and the call site that has most of it, if one has.
-fn own_computing(ctx: &Context) -> (String, Option<String>) {
+/// What the rest of the CPU time is.
+struct Own {
+    text: String,
+    /// The same in fewer words.
+    brief: String,
+    /// Call site of most of the application's own computing.
+    site: Option<String>,
+}
+
+fn own_computing(ctx: &Context) -> Own {
     let Ok(sum) = ctx.cpu(&[CostClass::Application]) else {
-        return (format!("{:.2} CPUs in use", ctx.cpu_rate), None);
+        let text = format!("{:.2} CPUs in use", ctx.cpu_rate);
+        return Own { brief: text.clone(), text, site: None };
     };
     let own = percent(sum.share.point);
+    let point = |line: CostClass| ctx.cpu(&[line]).map_or(0.0, |s| s.share.point);
     let kernel = ctx.cpu(&SERVICES).map_or(0.0, |s| s.share.point);
     if kernel > sum.share.point {
-        let point = |line: CostClass| ctx.cpu(&[line]).map_or(0.0, |s| s.share.point);
         let most = SERVICES.into_iter().max_by(|a, b| point(*a).total_cmp(&point(*b)));
         let most = most.filter(|line| *line != CostClass::OtherKernel && point(*line) > 0.5 * kernel);
         let kernel = percent(kernel);
-        let mostly = most.map_or_else(String::new, |line| format!(", mostly {}", line.title()));
-        return (
-            format!("{kernel} is other work of the kernel{mostly}; {own} the application's own computing"),
-            None,
-        );
+        let (mostly, brief) = match most {
+            Some(line) => (format!(", most of it in {}", line.title()), line.title()),
+            None => (String::new(), "other kernel work"),
+        };
+        let part = most.map_or(kernel.clone(), |line| percent(point(line)));
+        return Own {
+            text: format!(
+                "{kernel} is kernel work outside the memory walls{mostly}; {own} the application's own computing"
+            ),
+            brief: format!("{part} is {brief}, {own} the application's own"),
+            site: None,
+        };
     }
-    let site = ctx.top_site(&[CostClass::Application]).filter(|(_, part)| *part >= 0.5);
-    (format!("{own} is the application's own computing"), site.map(|(site, _)| site))
+    let site = ctx.top_site(&[CostClass::Application]).filter(|site| site.least >= MOST);
+    let computing = format!("{own} is the application's own computing");
+    let starts = point(CostClass::ForkExit);
+    let text = match starts >= MUCH_OTHER {
+        true => format!("{} is {}, {computing}", percent(starts), CostClass::ForkExit.title()),
+        false => computing.clone(),
+    };
+    Own { text, brief: computing, site: site.map(|site| site.name) }
 }
 
 /// Commands to run next, at most three: `calibrate` if a prediction needs prices, `sudo` if a wall was not measured,
@@ -448,11 +564,13 @@ pub fn next_steps(
     if ctx.recording.host.euid != 0 && findings.iter().any(|f| f.status == Status::NotMeasured) {
         next.push(as_root(ctx));
     }
-    let remedy = remedies.iter().find(|r| r.is_command && !r.how.has_gap);
+    // What changes every process of the machine is for somebody to decide who has read its risk.
+    let of_machine = |key: &str| remedies::find(key).is_some_and(|remedy| remedy.kind == Kind::Machine);
+    let remedy = remedies.iter().find(|r| r.is_command && !r.how.has_gap && !of_machine(&r.remedy));
     next.extend(remedy.map(|r| r.how.clone()));
     let show = findings.iter().find(|f| Some(f.wall) == wall).map(|f| &f.show);
-    // After the target's end, these commands have a placeholder for its pid.
-    next.extend(show.filter(|show| !show.has_gap && !ctx.is_over()).cloned());
+    // After its end, these commands have a placeholder for the process.
+    next.extend(show.filter(|show| !show.has_gap && !show.command.contains("PID")).cloned());
     if unpriced && !next.iter().any(|n| n.command == CALIBRATE) {
         next.push(ShellLine::from(CALIBRATE));
     }
@@ -462,10 +580,36 @@ pub fn next_steps(
 
 /// The same diagnosis as root. A target that has ended must be started again, by whoever knows how.
 fn as_root(ctx: &Context) -> ShellLine {
-    if ctx.is_over() {
-        return ShellLine::from("sudo allocwall diagnose -- COMMAND").with_gap();
+    match ctx.root() {
+        Some(root) => ShellLine::from(format!("sudo allocwall diagnose -p {}", root.pid)),
+        None => ShellLine::from("sudo allocwall diagnose -- COMMAND").with_gap(),
     }
-    ShellLine::from(format!("sudo allocwall diagnose -p {}", ctx.pid()))
 }
 
 const CALIBRATE: &str = "allocwall calibrate";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_name_keeps_its_function() {
+        for (site, shown) in [
+            (
+                "std::_Rb_tree<std::__cxx11::basic_string<char>, int>::_M_insert(std::pair<int, int> const&)",
+                "std::_Rb_tree<…>::_M_insert",
+            ),
+            (
+                "app::apply<dyn core::ops::Fn(u64) -> u64>::run_all_of_them(int)",
+                "app::apply<…>::run_all_of_them",
+            ),
+            ("short<int>::f(int)", "short<int>::f(int)"),
+            // Python functions have a place in brackets; a method of a trait has its type there.
+            ("a_function_with_a_long_name (a/long/path.py:10)", "a_function_with_a_long_name (a/long/pat…"),
+            ("<alloc::vec::Vec<T> as core::clone::Clone>::clone", "<alloc::vec::Vec<T> as core::clone::Clo…"),
+        ] {
+            assert_eq!(name(site), shown);
+        }
+        assert_eq!(arguments_at("f(void (*)(int))"), Some(1));
+    }
+}

@@ -1,15 +1,18 @@
 //! Synthetic recordings and bills for tests: a target that only computes, to which a test adds one wall.
 
 use super::{Finding, Verdict, verdict};
-use crate::bill::{Bill, CpuLine, Faulted, OwnerShare, Rates, Sampled, Site, WaitLine};
+use crate::bill::{Basis, Bill, CpuLine, Faulted, OwnerShare, Rates, Sampled, Site, WaitLine};
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
 use allocwall_model::catalogue::prices::*;
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::recording::*;
+use allocwall_model::resident::{Amount, ResidentBill, ResidentOwner, Row, Split, undistinguished};
 use allocwall_model::units::{Absence, Interval, Reason};
 use allocwall_sketches::recording::empty;
 
 pub const WINDOW_S: f64 = 10.0;
+
+const MIB: u64 = 1 << 20;
 
 pub struct Subject {
     pub recording: Recording,
@@ -41,6 +44,7 @@ pub fn computing() -> Subject {
                     sites: Vec::new(),
                     unknown_purpose: 0.0,
                     unread: 0.0,
+                    may_be_gil: 0.0,
                 })
                 .collect(),
             rates: Rates {
@@ -100,6 +104,7 @@ impl Subject {
                         module: "subject".into(),
                         python: None,
                         share: 0.9,
+                        least: 0.88,
                         path: Vec::new(),
                     }],
                 }
@@ -114,7 +119,7 @@ impl Subject {
     pub fn faulted(&mut self, wall: Wall, parts: &[(Owner, f64)]) -> &mut Self {
         let owner = |&(owner, part): &(Owner, f64)| OwnerShare { owner, share: Interval::exact(part) };
         let owners = parts.iter().map(owner).collect();
-        self.bill.faulted = vec![Faulted { wall, samples: 1_000, known: 1.0, owners }];
+        self.bill.faulted = vec![Faulted { wall, basis: Basis::CpuTime, samples: 1_000, known: 1.0, owners }];
         self
     }
 
@@ -134,10 +139,11 @@ impl Subject {
         self
     }
 
-    /// Sets the fractions of a line's waits of unknown purpose, and of those whose callers were not read.
+    /// Sets the fractions of a line's waits of unknown purpose, which may all be for Python's GIL, and of those whose callers
+    /// were not read.
     pub fn unknown_waits(&mut self, class: WaitClass, unknown_purpose: f64, unread: f64) -> &mut Self {
         let line = self.wait_line(class);
-        (line.unknown_purpose, line.unread) = (unknown_purpose, unread);
+        (line.unknown_purpose, line.unread, line.may_be_gil) = (unknown_purpose, unread, unknown_purpose);
         self
     }
 
@@ -260,6 +266,44 @@ fn tick(t_ns: u64) -> Tick {
         cgroup: Some(CgroupTick::default()),
         host: Some(HostTick { busy_ns: t_ns, ..HostTick::default() }),
         ..Tick::default()
+    }
+}
+
+/// The bill of a process: for each owner the resident MiB, and how many of them are free; None: not distinguished.
+pub fn resident_bill(memory: &[(ResidentOwner, u64, Option<u64>)]) -> ResidentBill {
+    let row = |owner: ResidentOwner| {
+        let of_owner = memory.iter().find(|(of, ..)| *of == owner);
+        let (resident, free) = of_owner.map_or((0, Some(0)), |(_, resident, free)| (*resident, *free));
+        let amount = Amount { resident_bytes: resident * MIB, ..Amount::default() };
+        let split = match free {
+            _ if !owner.is_allocated() => Err(undistinguished("no allocator keeps free memory here")),
+            None => Err(undistinguished("the program's own mappings")),
+            Some(free) => {
+                let exact = |mib: u64| Interval::exact((mib * MIB) as f64);
+                let method = "200 parts of 64 KiB were read";
+                let split = Split::all_live(resident * MIB, method);
+                Ok(Split { live_bytes: exact(resident - free), free_bytes: exact(free), ..split })
+            }
+        };
+        Row { owner, amount, split }
+    };
+    let rss = memory.iter().map(|(_, resident, _)| resident * MIB).sum();
+    ResidentBill {
+        pid: 100,
+        comm: "service".into(),
+        cmdline: vec![],
+        runtime: Ok(Runtime::Native),
+        allocator: Err(absent()),
+        secure_exec: Ok(false),
+        environment: vec![],
+        rows: ResidentOwner::ALL.map(row).into(),
+        rss_before_bytes: rss,
+        rss_after_bytes: rss,
+        thread_arenas: 0,
+        page_tables_bytes: Ok(0),
+        group: Err(absent()),
+        notes: vec![],
+        took_ms: 1,
     }
 }
 

@@ -196,9 +196,11 @@ impl CgroupFs {
         let (line, _) = self.line_for("memory", &membership)?;
         let levels = self.levels("memory", &membership)?;
         let dir = &levels.dirs[0];
-        // The top group of version 2 has no count of its own (cgroup-v2.rst, memory.current).
+        // The path does not show it: in a cgroup namespace it starts at another group. The top group of version 1 alone has
+        // this file (CFTYPE_ONLY_ON_ROOT in kernel/cgroup/cgroup-v1.c), and the one of version 2 has no count of its own
+        // (cgroup-v2.rst, memory.current).
         let is_top = match levels.version {
-            1 => line.path == "/",
+            1 => dir.join("cgroup.sane_behavior").exists(),
             _ => !dir.join("memory.current").exists(),
         };
         if is_top {
@@ -373,7 +375,7 @@ fn frozen(dir: PathBuf, version: u8) -> Option<Frozen> {
         _ => ("cgroup.freeze", "cgroup.freeze", "0"),
     };
     let is_asked = file::read_number::<u8>(&dir.join(asked)).ok()? == 1;
-    is_asked.then(|| Frozen { thaw: format!("echo {thaw} > {}", dir.join(file).display()), dir })
+    is_asked.then(|| Frozen { thaw: format!("echo {thaw} | sudo tee {}", dir.join(file).display()), dir })
 }
 
 /// The quota of one group in CPUs; None if it has no limit or no CPU controller.
@@ -682,7 +684,10 @@ mod tests {
         for pid in [7, 8] {
             let frozen = fs.frozen(pid).unwrap();
             assert!(frozen.dir.ends_with("sys/fs/cgroup/freezer/pod"), "{frozen:?}");
-            assert!(frozen.thaw.starts_with("echo THAWED > ") && frozen.thaw.ends_with("/pod/freezer.state"));
+            assert!(
+                frozen.thaw.starts_with("echo THAWED | sudo tee ")
+                    && frozen.thaw.ends_with("/pod/freezer.state")
+            );
         }
         assert_eq!(fs.frozen(9), None);
         let fake = Fake::new(
@@ -766,11 +771,18 @@ mod tests {
                 ("proc/8/cgroup", "5:memory:/\n"),
                 ("sys/fs/cgroup/memory/pod/memory.stat", "cache 1\ntotal_cache 5\n"),
                 ("sys/fs/cgroup/memory/pod/memory.kmem.usage_in_bytes", "6\n"),
+                ("sys/fs/cgroup/memory/memory.stat", "cache 9\ntotal_cache 9\n"),
+                ("sys/fs/cgroup/memory/memory.kmem.usage_in_bytes", "7\n"),
             ],
         );
         let memory = v1.fs().kernel_memory(7).unwrap();
         assert_eq!((memory.kernel_bytes, memory.page_cache_bytes), (6, 5));
+        // In a private cgroup namespace, a container's own group has the path of the top.
+        let own = v1.fs().kernel_memory(8).unwrap();
+        assert_eq!((own.path.as_str(), own.kernel_bytes, own.page_cache_bytes), ("/", 7, 9));
+        v1.write("sys/fs/cgroup/memory/cgroup.sane_behavior", "0\n");
         assert_eq!(v1.fs().kernel_memory(8).unwrap_err().reason, Reason::NotApplicable);
+        assert!(v1.fs().kernel_memory(7).is_ok());
     }
 
     #[test]

@@ -2,6 +2,8 @@
 //! bounded, nothing is mapped (a file that is truncated under a mapping kills the reader with SIGBUS), and
 //! only the requested parts are read.
 
+mod calls;
+
 use allocwall_model::units::{Absence, Measured, Reason};
 use object::elf;
 use object::read::elf::{Dyn, FileHeader, ProgramHeader, SectionHeader, Sym, VersionTable};
@@ -13,6 +15,8 @@ use std::collections::HashSet;
 use std::ffi::CStr;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+
+pub use calls::{Calls, Target};
 
 /// The most bytes of one read: the names of a program's symbols, or its constants. A browser with all its
 /// symbols has more.

@@ -101,7 +101,7 @@ impl Machine {
 
     /// NUMA nodes that have memory; a kernel without NUMA counts as one node.
     fn numa_nodes(&self) -> u32 {
-        let with_memory = topology::read_list(&self.path("/sys/devices/system/node/has_memory"));
+        let with_memory = topology::memory_nodes(&self.path("/sys"));
         with_memory.map_or(1, |nodes| nodes.len().max(1) as u32)
     }
 

@@ -5,7 +5,10 @@
 //! checked without a second parser, that is checked.
 
 use crate::proc::parse as proc;
-use crate::{cgroup, elf, installed, link_map, loader, memory, perf, program, smaps, topology, tunables};
+use crate::{
+    cgroup, elf, installed, link_map, loader, memory, numa_maps, perf, perf_faults, program, smaps, topology,
+    tunables,
+};
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::fs::File;
 use std::io::Write;
@@ -24,6 +27,8 @@ pub const READERS: &[Reader] = &[
     reader("cgroup", cgroup_files, 1024),
     reader("link_map", link_map::walk_bytes, 2048),
     reader("lists", lists, 2048),
+    reader("numa_maps", numa_pages, 4096),
+    reader("perf_fault", perf_fault, 256),
     reader("perf_sample", perf_sample, 2048),
     reader("proc", proc::all_parsers, 4096),
     reader("smaps", smaps_file, 4096),
@@ -70,6 +75,11 @@ pub fn elf(bytes: &[u8]) {
             let _ = functions.name(address, 100);
         }
     }
+    if let Ok(calls) = elf::Calls::of(&file, |_| true) {
+        for address in [0, 6, 0x1006, u64::MAX] {
+            let _ = calls.before(address);
+        }
+    }
 }
 
 pub fn shebang(bytes: &[u8]) {
@@ -103,6 +113,16 @@ fn smaps_file(bytes: &[u8]) {
         ControlFlow::Continue(())
     });
     assert_eq!(whole.expect("bytes are there").mappings, mappings);
+}
+
+fn numa_pages(bytes: &[u8]) {
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let nodes = numa_maps::read(bytes, "numa_maps".as_ref(), until).unwrap_or_default();
+    assert!(nodes.is_sorted_by(|a, b| a.node < b.node));
+}
+
+fn perf_fault(bytes: &[u8]) {
+    let _ = perf_faults::parse_fault(bytes);
 }
 
 fn perf_sample(bytes: &[u8]) {

@@ -111,13 +111,15 @@ pub fn hold(command: &[OsString], env: &[(OsString, OsString)], talk: Talk) -> i
         spawned
     })?;
     let mut pid = [0; 4];
-    if pid_in.read_exact(&mut pid).is_err() {
-        // fork itself failed.
-        return Err(spawner
-            .join()
-            .ok()
-            .and_then(Result::err)
-            .unwrap_or_else(|| io::Error::other("fork failed")));
+    if let Err(unread) = pid_in.read_exact(&mut pid) {
+        // A child that waits at the gate gives up when it closes; until then `spawn` does not return.
+        drop(gate_out);
+        let spawned = spawner.join().map_err(|_| io::Error::other("the spawning thread panicked"))?;
+        // Without a child, nothing was written: fork itself failed.
+        return Err(match (unread.kind(), spawned) {
+            (io::ErrorKind::UnexpectedEof, Err(fork)) => fork,
+            _ => unread,
+        });
     }
     Ok(Held { pid: i32::from_ne_bytes(pid), gate: gate_out, spawner })
 }

@@ -11,6 +11,7 @@ pub mod facts;
 pub mod file;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
+pub mod hardware;
 pub mod inside;
 pub mod installed;
 pub mod keeper;
@@ -21,8 +22,10 @@ pub mod link_map;
 pub mod loader;
 pub mod maps;
 pub mod memory;
+pub mod numa_maps;
 pub mod own;
 pub mod perf;
+pub mod perf_faults;
 pub mod perf_trial;
 pub mod place;
 pub mod proc;

@@ -1,9 +1,13 @@
-//! Anonymous mappings that own their pages, and the kernel's data about the memory of this process.
+//! Anonymous mappings that own their pages, the kernel's data about the memory of this process, and reads of the memory of
+//! others.
 
 use crate::cgroup::CgroupFs;
 use crate::facts::Machine;
 use crate::file;
+use crate::place;
+use crate::proc::ProcFs;
 use crate::proc::parse::kilobytes;
+use crate::threads::MemoryReader;
 use allocwall_model::catalogue::advice;
 use allocwall_model::units::{Absence, Measured, Reason};
 use rustix::io::Errno;
@@ -11,9 +15,10 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::fs;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
 use std::ptr::NonNull;
+use std::time::Instant;
 
+/// The smallest page. Where the kernel's pages are larger, their parts of this size are in the same state.
 pub const PAGE: usize = 4 << 10;
 pub const HUGE: usize = 2 << 20;
 
@@ -40,23 +45,157 @@ impl PageState {
     }
 }
 
-/// The pagemap of a process, open.
-pub struct PageMap(fs::File);
+/// The pagemap of a process, open. It belongs to the program that ran when it was opened.
+pub struct PageMap {
+    file: fs::File,
+    /// A living thread of the process.
+    thread: i32,
+    /// The kernel's pages, each with an entry.
+    page_bytes: u64,
+}
 
 impl PageMap {
-    /// `pid`: a living thread of the process.
-    pub fn open(proc_root: &Path, pid: i32) -> io::Result<PageMap> {
-        fs::File::open(proc_root.join(format!("{pid}/pagemap"))).map(PageMap)
+    /// `thread`: a living one of the process.
+    pub fn open(proc: &ProcFs, thread: i32) -> io::Result<PageMap> {
+        let file = fs::File::open(proc.root().join(format!("{thread}/pagemap")))?;
+        Ok(PageMap { file, thread, page_bytes: proc.page_bytes().max(PAGE as u64) })
     }
 
-    /// The state of a page by its number, which is its address / 4096. The page is not touched.
+    /// The state of the page with this address. The page is not touched.
     ///
     /// # Errors
-    /// `UnexpectedEof`: the process has ended or has called exec since the file was opened, or the page is the kernel's.
-    pub fn state(&self, page: u64) -> io::Result<PageState> {
-        let mut entry = [0; 8];
-        self.0.read_exact_at(&mut entry, page.saturating_mul(8))?;
-        Ok(PageState::of(entry))
+    /// As for [`Self::states`].
+    pub fn state(&self, address: u64) -> io::Result<PageState> {
+        Ok(self.states(address, 1)?[0])
+    }
+
+    /// The states of so many parts of 4 KiB, at least one, from the one with this address on; fewer at the end of the address
+    /// space. The pages are not touched.
+    ///
+    /// # Errors
+    /// `UnexpectedEof`: the process has ended or has called exec since the file was opened, or the first page is the kernel's.
+    pub fn states(&self, address: u64, count: usize) -> io::Result<Vec<PageState>> {
+        let start = address & !(PAGE as u64 - 1);
+        let page = |nth: u64| start.saturating_add(nth.saturating_mul(PAGE as u64)) / self.page_bytes;
+        let (first, last) = (page(0), page((count as u64).saturating_sub(1)));
+        let mut entries = vec![0; 8 * (last - first + 1) as usize];
+        let read = self.file.read_at(&mut entries, first * 8)?;
+        let (entries, _) = entries[..read].as_chunks::<8>();
+        let state = |nth: u64| entries.get((page(nth) - first) as usize).map(|entry| PageState::of(*entry));
+        let states: Vec<PageState> = (0..count as u64).map_while(state).collect();
+        if states.is_empty() { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(states) }
+    }
+}
+
+/// Why memory of a process was not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unread {
+    /// The program has no memory any more: its process has ended, or has called exec.
+    Gone,
+    /// There is no such page: it was never touched, or was given back.
+    Absent,
+    Swapped,
+    /// The page is not for reading, or its address is not known.
+    Unreadable,
+    /// Nothing more is read, or nothing of this process, for a reason of allocwall's own: a limit or a missing right.
+    Refused,
+}
+
+impl Unread {
+    pub fn of(error: &io::Error) -> Unread {
+        let gone = error.kind() == io::ErrorKind::UnexpectedEof
+            || matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH));
+        if gone { Unread::Gone } else { Unread::Unreadable }
+    }
+}
+
+/// Reads memory of other processes while they run on, within limits. Only pages that are resident are read: a read of another
+/// page would make one.
+pub struct ResidentReader {
+    reader: MemoryReader,
+    deadline: Instant,
+    most_bytes: u64,
+    bytes: u64,
+    failed: Option<Absence>,
+}
+
+/// Its time is over until it gets some.
+impl Default for ResidentReader {
+    fn default() -> ResidentReader {
+        ResidentReader::new(Instant::now(), u64::MAX)
+    }
+}
+
+impl ResidentReader {
+    /// Reads until `deadline`, and this number of bytes in all.
+    pub fn new(deadline: Instant, most_bytes: u64) -> ResidentReader {
+        ResidentReader { reader: MemoryReader::default(), deadline, most_bytes, bytes: 0, failed: None }
+    }
+
+    /// Changes the time until which memory is read.
+    pub fn until(&mut self, deadline: Instant) {
+        self.deadline = deadline;
+    }
+
+    /// Why nothing is read any more, whatever the time: a page belongs to a file system or to a program that did not answer,
+    /// or the limit of bytes is reached.
+    pub fn failure(&self) -> Option<&Absence> {
+        self.failed.as_ref()
+    }
+
+    /// Reads again after memory did not answer, in another thread: the earlier one may wait as long as this program runs. The
+    /// limit of bytes remains.
+    pub fn begin_again(&mut self) {
+        if self.bytes < self.most_bytes {
+            (self.reader, self.failed) = (MemoryReader::default(), None);
+        }
+    }
+
+    /// It has failed, or its time is over.
+    pub fn is_over(&self) -> bool {
+        self.failed.is_some() || Instant::now() >= self.deadline
+    }
+
+    /// Fills `bytes` with the parts of 4 KiB that are resident, one after the other, from the one with this address on; at
+    /// most `most` of them. Asks for their state immediately before, because the target may have returned a page since.
+    ///
+    /// # Errors
+    /// Not even the first one was read; `bytes` is empty.
+    pub fn read(
+        &mut self,
+        pages: &PageMap,
+        address: u64,
+        most: usize,
+        bytes: &mut Vec<u8>,
+    ) -> Result<(), Unread> {
+        bytes.clear();
+        if self.is_over() {
+            return Err(Unread::Refused);
+        }
+        let start = address & !(PAGE as u64 - 1);
+        let states = pages.states(start, most).map_err(|error| Unread::of(&error))?;
+        match states[0] {
+            PageState::Resident => {}
+            PageState::Swapped => return Err(Unread::Swapped),
+            PageState::Absent => return Err(Unread::Absent),
+        }
+        let resident = states.iter().take_while(|state| **state == PageState::Resident).count();
+        bytes.resize(resident * PAGE, 0);
+        let read = self.reader.read(pages.thread, start, bytes).unwrap_or_else(|absence| {
+            self.failed = Some(absence);
+            0
+        });
+        bytes.truncate(read - read % PAGE);
+        self.bytes = self.bytes.saturating_add(read as u64);
+        if self.bytes >= self.most_bytes {
+            let detail = format!("more than {} MiB of memory were to be read", self.most_bytes >> 20);
+            self.failed.get_or_insert_with(|| Absence::new(Reason::TooCostly, detail));
+        }
+        match bytes.is_empty() {
+            false => Ok(()),
+            true if self.failed.is_some() => Err(Unread::Refused),
+            true => Err(Unread::Unreadable),
+        }
     }
 }
 
@@ -97,6 +236,11 @@ impl AnonymousMapping {
                 _ => Err(refused("madvise", length, error)),
             })?;
         Ok(mapping)
+    }
+
+    /// Its pages come from this NUMA node, and stay there. The memory must be untouched.
+    pub fn bind(&mut self, node: u32) -> io::Result<()> {
+        place::bind_mapping(self.start.as_ptr(), self.length, node)
     }
 
     /// Untouched memory from a plain mmap: page-aligned, with the system-wide page policy.
@@ -246,7 +390,7 @@ pub fn huge_pages_on_request(machine: &Machine) -> Measured<()> {
     if machine.thp("enabled")? == "never" {
         return Err(Absence::new(Reason::Disabled, "transparent huge pages are switched off (mode `never`)")
             .mend(
-                "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled, as root; then allocwall calibrate \
+                "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled; then allocwall calibrate \
                  --fresh",
             ));
     }
@@ -301,23 +445,110 @@ mod tests {
     #[test]
     fn the_page_map_shows_which_pages_were_touched() {
         let mut mapping = AnonymousMapping::new(HUGE, Pages::Small).unwrap();
-        let first = mapping.bytes().as_ptr() as u64 / PAGE as u64;
+        let start = mapping.bytes().as_ptr() as u64;
         mapping.bytes()[3 * PAGE] = 7;
-        let pages = PageMap::open(Path::new("/proc"), std::process::id() as i32).unwrap();
-        let state = |page: u64| pages.state(first + page).unwrap();
-        assert_eq!([2, 3, 4].map(state), [PageState::Absent, PageState::Resident, PageState::Absent]);
+        let pages = PageMap::open(&ProcFs::live(), std::process::id() as i32).unwrap();
+        let state = |part: u64| pages.state(start + part * PAGE as u64 + 5).unwrap();
+        let expected = [PageState::Absent, PageState::Resident, PageState::Absent];
+        assert_eq!([2, 3, 4].map(state), expected);
+        assert_eq!(pages.states(start + 2 * PAGE as u64, 3).unwrap(), expected);
         mapping.release_pages().unwrap();
         assert_eq!(state(3), PageState::Absent);
+        // What is not in user memory has no state.
+        assert_eq!(pages.state(u64::MAX).ok(), None);
+    }
+
+    #[test]
+    fn the_parts_of_a_large_page_are_in_its_state() {
+        let mut file = tempfile::tempfile().unwrap();
+        // Pages of 16 KiB: absent, resident, in swap.
+        let entries = [0u64, 1 << 63, 1 << 62].map(u64::to_ne_bytes).concat();
+        std::io::Write::write_all(&mut file, &entries).unwrap();
+        let pages = PageMap { file, thread: 7, page_bytes: 4 * PAGE as u64 };
+        let at = |part: u64| part * PAGE as u64;
+        use PageState::{Absent, Resident, Swapped};
+        assert_eq!(
+            [3, 4, 7, 8].map(|part| pages.state(at(part) + 9).unwrap()),
+            [Absent, Resident, Resident, Swapped]
+        );
+        assert_eq!(
+            pages.states(at(3), 6).unwrap(),
+            [Absent, Resident, Resident, Resident, Resident, Swapped]
+        );
+        // Only those that exist.
+        assert_eq!(pages.states(at(10), 9).unwrap(), [Swapped, Swapped]);
+        assert_eq!(pages.states(at(12), 1).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
     }
 
     #[test]
     fn a_process_that_has_ended_has_no_page_map() {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-        let pages = PageMap::open(Path::new("/proc"), child.id() as i32).unwrap();
+        let pages = PageMap::open(&ProcFs::live(), child.id() as i32).unwrap();
         let alive = pages.state(0);
         child.kill().and_then(|()| child.wait()).unwrap();
         assert_eq!(alive.unwrap(), PageState::Absent);
         assert_eq!(pages.state(0).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+        let mut reader = ResidentReader::new(later(), u64::MAX);
+        assert_eq!(reader.read(&pages, 0, 1, &mut Vec::new()), Err(Unread::Gone));
+    }
+
+    fn later() -> Instant {
+        Instant::now() + std::time::Duration::from_secs(60)
+    }
+
+    #[test]
+    fn resident_pages_are_read_up_to_the_next_gap() {
+        let own = std::process::id() as i32;
+        if let Err(error) = crate::rights::can_read_memory(own) {
+            return println!("skipped: process_vm_readv: {error}");
+        }
+        let mut mapping = AnonymousMapping::new(HUGE, Pages::Small).unwrap();
+        let start = mapping.bytes().as_ptr() as u64;
+        for part in [0, 1, 3] {
+            mapping.bytes()[part * PAGE..(part + 1) * PAGE].fill(part as u8 + 1);
+        }
+        let pages = PageMap::open(&ProcFs::live(), own).unwrap();
+        let mut reader = ResidentReader::new(later(), u64::MAX);
+        let mut bytes = Vec::new();
+        assert_eq!(reader.read(&pages, start + 9, 16, &mut bytes), Ok(()));
+        assert_eq!((bytes.len(), bytes[0], bytes[PAGE]), (2 * PAGE, 1, 2));
+        assert_eq!(reader.read(&pages, start, 1, &mut bytes), Ok(()));
+        assert_eq!(bytes.len(), PAGE);
+        let gap = start + 2 * PAGE as u64;
+        assert_eq!((reader.read(&pages, gap, 16, &mut bytes), bytes.len()), (Err(Unread::Absent), 0));
+        // The read made no page.
+        assert_eq!(pages.state(gap).unwrap(), PageState::Absent);
+    }
+
+    #[test]
+    fn a_reader_stops_at_each_limit_with_its_reason() {
+        let own = std::process::id() as i32;
+        if let Err(error) = crate::rights::can_read_memory(own) {
+            return println!("skipped: process_vm_readv: {error}");
+        }
+        let mut mapping = AnonymousMapping::new(HUGE, Pages::Small).unwrap();
+        mapping.bytes()[..2 * PAGE].fill(7);
+        let start = mapping.bytes().as_ptr() as u64;
+        let pages = PageMap::open(&ProcFs::live(), own).unwrap();
+        let mut bytes = Vec::new();
+        let mut read = |reader: &mut ResidentReader| reader.read(&pages, start, 1, &mut bytes);
+        // Bytes: the last read within the limit is a result.
+        let mut few = ResidentReader::new(later(), 2 * PAGE as u64);
+        assert_eq!([(); 3].map(|()| read(&mut few)), [Ok(()), Ok(()), Err(Unread::Refused)]);
+        few.begin_again();
+        assert_eq!(read(&mut few), Err(Unread::Refused));
+        assert_eq!(few.failure().map(|absence| absence.reason), Some(Reason::TooCostly));
+        // Time, which may be given again.
+        let mut late = ResidentReader::default();
+        assert_eq!((read(&mut late), late.is_over(), late.failure()), (Err(Unread::Refused), true, None));
+        late.until(later());
+        assert_eq!((read(&mut late), late.is_over()), (Ok(()), false));
+        // Memory that did not answer is asked again only on request.
+        let failed = Absence::new(Reason::TooCostly, "no answer");
+        late.failed = Some(failed.clone());
+        assert_eq!((read(&mut late), late.failure()), (Err(Unread::Refused), Some(&failed)));
+        late.begin_again();
+        assert_eq!((read(&mut late), late.failure()), (Ok(()), None));
     }
 
     #[test]

@@ -6,10 +6,12 @@
 //! target several times as much.
 
 use crate::clock;
+use crate::hardware::{self, Encoding};
 use crate::limits;
 use crate::maps::{Mapping, Perms};
 use crate::rights::run_as_root;
 use allocwall_model::catalogue::advice;
+use allocwall_model::hardware::HardwareSlice;
 use allocwall_model::units::{Absence, Measured, Reason};
 use perf_event::data::Record;
 use perf_event::events::{Cache, CacheId, CacheOp, CacheResult, Software, Tracepoint};
@@ -707,7 +709,7 @@ impl SelfSampler {
     }
 }
 
-/// Counts of one tracepoint over some threads.
+/// Counts of one event over some threads, and over all that they start from now on.
 pub struct EventCounter {
     counters: Vec<Counter>,
     /// Why some living threads have no counter.
@@ -715,25 +717,36 @@ pub struct EventCounter {
 }
 
 impl EventCounter {
-    /// Opens and starts the counters. Threads that have ended are left out.
-    pub fn open(tracepoint_id: u64, tids: &[i32]) -> Measured<EventCounter> {
+    /// Opens and starts the counters of a tracepoint. Threads that have ended are left out.
+    pub fn tracepoint(id: u64, tids: &[i32]) -> Measured<EventCounter> {
+        let event = || {
+            let mut builder = Builder::new(Tracepoint::with_id(id));
+            builder.include_kernel();
+            builder
+        };
+        Self::open(event, tids, absence)
+    }
+
+    /// The same for a hardware event. `kernel`: count in kernel mode too.
+    pub fn hardware(encoding: &Encoding, tids: &[i32], kernel: bool) -> Measured<EventCounter> {
+        Self::open(|| encoding.builder(kernel), tids, hardware::refusal)
+    }
+
+    fn open(
+        event: impl Fn() -> Builder<'static>,
+        tids: &[i32],
+        refusal: fn(&io::Error) -> Absence,
+    ) -> Measured<EventCounter> {
         let mut counters = Vec::with_capacity(tids.len());
         let mut failure = None;
         for &tid in tids {
-            let opened = Builder::new(Tracepoint::with_id(tracepoint_id))
-                .observe_pid(tid)
-                .any_cpu()
-                .inherit(true)
-                .include_kernel()
-                .enabled(true)
-                .build();
-            match opened {
+            match event().observe_pid(tid).any_cpu().inherit(true).enabled(true).build() {
                 Ok(counter) => counters.push(counter),
                 Err(e) if e.raw_os_error() == Some(libc::ESRCH) => {}
                 Err(e) => failure = Some(e),
             }
         }
-        let missed = failure.as_ref().map(absence);
+        let missed = failure.as_ref().map(refusal);
         match missed {
             Some(absence) if counters.is_empty() => Err(absence),
             missed => Ok(EventCounter { counters, missed }),
@@ -741,12 +754,19 @@ impl EventCounter {
     }
 
     /// The sum, and how many counters could not be read.
-    pub fn total(&mut self) -> (u64, usize) {
-        let mut sum = 0;
+    pub fn total(&mut self) -> (HardwareSlice, usize) {
+        let mut sum = HardwareSlice::default();
         let mut unread = 0;
         for counter in &mut self.counters {
-            match counter.read() {
-                Ok(count) => sum += count,
+            match counter.read_count_and_time() {
+                Ok(read) => {
+                    sum = sum.plus(HardwareSlice {
+                        count: read.count,
+                        enabled_ns: read.time_enabled,
+                        // The two times are not read in one step.
+                        running_ns: read.time_running.min(read.time_enabled),
+                    });
+                }
                 Err(_) => unread += 1,
             }
         }

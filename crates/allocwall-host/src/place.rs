@@ -104,6 +104,25 @@ fn set_policy(mode: libc::c_int, nodes: &[usize], bits: usize) -> io::Result<()>
     }
 }
 
+/// Binds the untouched pages of a mapping of this process to a NUMA node (mbind(2), MPOL_BIND). The kernel's NUMA
+/// balancing does not move them.
+///
+/// # Errors
+/// The errors of mbind(2); `InvalidInput` for a node number that no kernel has.
+pub(crate) fn bind_mapping(start: *mut u8, length: usize, node: u32) -> io::Result<()> {
+    let asked = mask(&[node])?;
+    // As for set_mempolicy.
+    let bits = asked.len() * WORD_BITS + 1;
+    // SAFETY: `asked` holds `bits` - 1 bits, which is what the kernel reads, and outlives the call. The policy of a
+    // mapping changes no contents, whatever the address.
+    let outcome =
+        unsafe { libc::syscall(libc::SYS_mbind, start, length, libc::MPOL_BIND, asked.as_ptr(), bits, 0) };
+    match outcome {
+        0 => Ok(()),
+        _ => Err(named(io::Error::last_os_error(), "NUMA node", &[node])),
+    }
+}
+
 fn mask(numbers: &[u32]) -> io::Result<Vec<usize>> {
     let highest = numbers.iter().max().map_or(0, |&n| n as usize);
     if numbers.is_empty() || highest >= MOST {

@@ -78,6 +78,10 @@ pub fn run_as_root() -> Advice {
 /// Whether allocwall may read the memory of another process; reading Python stacks from outside needs it.
 /// Nothing is read. The kernel checks the right before the address, so a granted right gives EFAULT for an
 /// unmapped address.
+///
+/// In between it waits for the lock of the other process's address space, and no signal ends that
+/// (process_vm_rw_single_vec in mm/process_vm_access.c). /proc/PID/mem can be opened without the lock, but its file
+/// mode refuses a user with CAP_SYS_PTRACE alone. A caller that must not wait calls this in another thread.
 pub fn can_read_memory(pid: i32) -> std::io::Result<()> {
     let mut byte = 0u8;
     let local = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };

@@ -2,6 +2,7 @@
 //! to CPUs.
 
 use crate::{file, place};
+use allocwall_model::placement::{MOST_NODES, NodeCpus};
 use allocwall_model::units::{Absence, Measured, Reason};
 use std::fs;
 use std::io;
@@ -156,7 +157,7 @@ pub fn parse_cpu_list(text: &str) -> Option<Vec<u32>> {
     Some(list)
 }
 
-pub(crate) fn read_list(path: &Path) -> Measured<Vec<u32>> {
+fn read_list(path: &Path) -> Measured<Vec<u32>> {
     let text = file::read_line(path)?;
     parse_cpu_list(&text).ok_or_else(|| file::unparsable(&path.display(), text.as_bytes()))
 }
@@ -173,6 +174,40 @@ fn numbered(root: &Path, prefix: &str) -> Vec<(u32, PathBuf)> {
         .collect();
     found.sort();
     found
+}
+
+/// The online CPUs of each NUMA node; a node may have only memory. Empty on kernels built without NUMA. `sys` is `/sys`,
+/// or a copy of it.
+pub fn nodes(sys: &Path) -> Measured<Vec<NodeCpus>> {
+    let nodes = read_nodes(&sys.join("devices/system/node"))?;
+    let node = |(node, cpus): (u32, Vec<u32>)| NodeCpus {
+        node,
+        // `parse_cpu_list` refuses larger numbers.
+        cpus: cpus.into_iter().filter_map(|cpu| u16::try_from(cpu).ok()).collect(),
+    };
+    Ok(nodes.into_iter().take(MOST_NODES).map(node).collect())
+}
+
+/// The nodes that have memory. Empty on kernels built without NUMA. `sys` is `/sys`, or a copy of it.
+pub fn memory_nodes(sys: &Path) -> Measured<Vec<u32>> {
+    match read_list(&sys.join("devices/system/node/has_memory")) {
+        Err(absence) if absence.reason == Reason::NotFound => Ok(Vec::new()),
+        nodes => nodes,
+    }
+}
+
+/// Free memory of a node. `sys` is `/sys`, or a copy of it.
+pub fn free_bytes(sys: &Path, node: u32) -> Measured<u64> {
+    let path = sys.join(format!("devices/system/node/node{node}/meminfo"));
+    file::read(&path, |bytes| {
+        // `Node 1 MemFree:        123456 kB`
+        let free = file::lines(bytes).find_map(|line| {
+            let mut words = file::words(line).skip(2);
+            words.next().filter(|name| *name == b"MemFree:")?;
+            file::number::<u64>(words.next()?)?.checked_mul(1024)
+        });
+        free.ok_or_else(|| file::unparsable(&path.display(), bytes))
+    })
 }
 
 /// Empty on kernels built without NUMA, which have no such folder.
@@ -362,6 +397,15 @@ mod tests {
         assert_eq!(topology.relation(0, 1), None);
         assert_eq!(topology.relation(4, 6), Some(Relation::OtherNode));
         assert!(topology.cpus.iter().all(|cpu| cpu.node < 2));
+        write(&root, "node/has_memory", "0-1,9\n");
+        write(&root, "node/node9/meminfo", "\nNode 9 MemTotal: 9 kB\nNode 9 MemFree:        3 kB\n");
+        assert_eq!(memory_nodes(root.path()), Ok(vec![0, 1, 9]));
+        assert_eq!(free_bytes(root.path(), 9), Ok(3 << 10));
+        write(&root, "node/node1/meminfo", "Node 1 MemFree: many kB\n");
+        assert_eq!(free_bytes(root.path(), 1).unwrap_err().reason, Reason::Unparsable);
+        let nodes = nodes(root.path()).unwrap();
+        let with = |node: u32, cpus: &[u16]| NodeCpus { node, cpus: cpus.to_vec() };
+        assert_eq!(nodes, [with(0, &[0, 4]), with(1, &[2, 3, 6, 7]), with(9, &[])]);
     }
 
     #[test]

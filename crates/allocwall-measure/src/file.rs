@@ -7,7 +7,9 @@
 
 use allocwall_host::file;
 use allocwall_model::error::{Error, Result};
+use allocwall_model::placement::Placement;
 use allocwall_model::recording::*;
+use allocwall_model::resident::{MOST_BILLS, ResidentBill, TargetMemory};
 use allocwall_model::room;
 use allocwall_model::units::{Absence, Interval, Measured, Reason};
 use flate2::Compression;
@@ -22,7 +24,7 @@ use std::path::{Path, PathBuf};
 const MAGIC: &[u8; 10] = b"allocwall\0";
 const HEADER: usize = MAGIC.len() + 2;
 /// Increased whenever `Part` or anything in it changes.
-pub const FORMAT_VERSION: u16 = 4;
+pub const FORMAT_VERSION: u16 = 6;
 
 const FILE_LIMIT: u64 = 256 << 20;
 const PART_LIMIT: u64 = 64 << 20;
@@ -38,6 +40,8 @@ const PARTS_LIMIT: usize = 100_000;
 const SAMPLES_LIMIT: usize = 2_000_000;
 const PROCESSES_LIMIT: usize = 1 << 16;
 const THREADS_LIMIT: usize = 1 << 20;
+const FAULT_SLICES_LIMIT: usize = 4096;
+const HARDWARE_SLICES_LIMIT: usize = 64;
 /// The most frames of all samples and waits together: they are walked for each sample.
 const FRAMES_WALKED: usize = 1_000_000_000;
 
@@ -97,10 +101,15 @@ pub struct Tail {
     #[serde(deserialize_with = "allocwall_model::room::charged")]
     pub neighbours: Vec<Neighbour>,
     pub heap: Measured<HeapView>,
+    pub resident: Measured<TargetMemory>,
+    pub placement: Measured<Placement>,
     #[serde(deserialize_with = "allocwall_model::room::charged")]
     pub accounts: Vec<RuntimeAccount>,
     #[serde(deserialize_with = "allocwall_model::room::charged")]
     pub collecting: Vec<Collecting>,
+    #[serde(deserialize_with = "allocwall_model::room::charged")]
+    pub fault_slices: Vec<FaultSlice>,
+    pub hardware: Measured<HardwareCounts>,
     /// These replace all frames and stacks; the samples of the batches follow in order.
     #[serde(deserialize_with = "allocwall_model::room::charged")]
     pub frames: Vec<Frame>,
@@ -388,8 +397,12 @@ fn assemble(head: Head, batches: Vec<Batch>, tail: Option<Tail>) -> std::result:
         counts: Vec::new(),
         neighbours: Vec::new(),
         heap: Err(cut_off()),
+        resident: Err(cut_off()),
+        placement: Err(cut_off()),
         accounts: Vec::new(),
         collecting: Vec::new(),
+        fault_slices: Vec::new(),
+        hardware: Err(cut_off()),
     };
     for batch in batches {
         recording.frames.extend(batch.frames);
@@ -424,8 +437,12 @@ fn assemble(head: Head, batches: Vec<Batch>, tail: Option<Tail>) -> std::result:
     recording.counts = tail.counts;
     recording.neighbours = tail.neighbours;
     recording.heap = tail.heap;
+    recording.resident = tail.resident;
+    recording.placement = tail.placement;
     recording.accounts = tail.accounts;
     recording.collecting = tail.collecting;
+    recording.fault_slices = tail.fault_slices;
+    recording.hardware = tail.hardware;
     recording.frames = tail.frames;
     recording.stacks = tail.stacks;
     Ok(recording)
@@ -488,11 +505,28 @@ fn validate(r: &Recording) -> std::result::Result<(), String> {
     if let Ok(heap) = &r.heap {
         ok(sane(&heap.live_bytes) && sane(&heap.free_bytes), "heap")?;
     }
+    if let Ok(memory) = &r.resident {
+        few(memory.bills.len() <= MOST_BILLS, "bills of resident memory")?;
+        let sound = !memory.bills.is_empty() && memory.bills.iter().all(ResidentBill::is_sound);
+        ok(sound, "bills of resident memory")?;
+    }
+    few(r.placement.as_ref().is_ok_and(Placement::is_bounded) || r.placement.is_err(), "nodes")?;
     few(r.accounts.len() <= PROCESSES_LIMIT, "accounts")?;
     let figures = r.accounts.iter().flat_map(|a| [&a.stopped_ns, &a.collector_cpu_ns, &a.allocated_bytes]);
     ok(figures.flatten().all(|figure| sane(&figure.value)), "accounts")?;
     ok(r.accounts.iter().all(|a| a.over_ns <= DAY_NS), "accounts")?;
     ok(r.collecting.iter().all(|span| span.from_ns <= span.to_ns && span.to_ns <= DAY_NS), "collections")?;
+    few(r.fault_slices.len() <= FAULT_SLICES_LIMIT, "slices of page faults")?;
+    let in_time = |slice: &FaultSlice| slice.t_ns <= DAY_NS && slice.over_ns <= DAY_NS;
+    let sound = |slice: &FaultSlice| in_time(slice) && slice.owners.len() <= Owner::ALL.len();
+    ok(r.fault_slices.iter().all(sound), "page faults")?;
+    if let Ok(hardware) = &r.hardware {
+        let counted = hardware.events.iter().flat_map(|event| &event.counted);
+        few(hardware.events.len() <= HardwareEvent::ALL.len(), "hardware events")?;
+        few(counted.clone().all(|c| c.slices.len() <= HARDWARE_SLICES_LIMIT), "slices of hardware events")?;
+        let ran = |slice: &HardwareSlice| slice.running_ns <= slice.enabled_ns;
+        ok(counted.flat_map(|c| &c.slices).all(ran), "hardware events")?;
+    }
     ok(r.counts.iter().all(|c| c.over_ns <= DAY_NS), "counts")
 }
 

@@ -6,21 +6,18 @@
 //! used. The target runs on meanwhile: an inconsistent chain ends the walk, and the result is scaled to the
 //! whole heap.
 
+use crate::memory_kinds::PAGE;
+use crate::resident::pages::{Memory, Words};
 use allocwall_host::maps::Mapping;
 use allocwall_host::proc::ProcFs;
-use allocwall_host::rights::run_as_root;
-use allocwall_host::threads::MemoryReader;
 use allocwall_model::recording::{AllocatorKind, HeapView, Process};
 use allocwall_model::units::{Absence, Interval, Measured, Reason};
-use std::io::{Read, Seek, SeekFrom};
 use std::time::{Duration, Instant};
 
-const PAGE: u64 = 4096;
 /// Enough for most heaps, and at most a tenth of a second of copying.
 const BYTES_WALKED: u64 = 512 << 20;
 /// Time limit to find the heap and walk it: the report waits for it.
 const TIME: Duration = Duration::from_millis(300);
-const BLOCK: usize = 64 << 10;
 /// Below this fraction of the heap, there is no estimate for the rest.
 const LEAST_COVERED: f64 = 0.02;
 const SMALLEST_CHUNK: u64 = 32;
@@ -65,7 +62,7 @@ pub fn walk(proc: &ProcFs, processes: &[Process], alive: &[i32]) -> Measured<Hea
         }
     }
     match (largest, refused) {
-        (Some((pid, thread, heap)), _) => walk_one(pid, thread, &heap, deadline),
+        (Some((pid, thread, heap)), _) => walk_one(proc, pid, thread, &heap, deadline),
         (None, Some(absence)) => Err(absence),
         (None, None) => {
             Err(Absence::new(Reason::NotFound, "the target has no [heap]: it never grew its heap with brk"))
@@ -78,27 +75,18 @@ fn out_of_time() -> Absence {
 }
 
 /// `thread`: a living thread of the process.
-fn walk_one(pid: i32, thread: i32, heap: &Mapping, deadline: Instant) -> Measured<HeapView> {
-    let present = present_pages(thread, heap.start, heap.end)?;
-    let resident_bytes = present.iter().filter(|p| **p).count() as u64 * PAGE;
-    let mut reader = HeapReader {
-        pid: thread,
-        start: heap.start,
-        end: heap.end,
-        present: &present,
-        memory: MemoryReader::default(),
-        block: Vec::new(),
-        at: 0,
-        read: 0,
-        deadline,
-    };
-    let chain = walk_chain(heap.start, heap.end, &mut |address| reader.word(address));
+fn walk_one(proc: &ProcFs, pid: i32, thread: i32, heap: &Mapping, deadline: Instant) -> Measured<HeapView> {
+    let mut memory = Memory::open(proc, thread, deadline, BYTES_WALKED)?;
+    let resident_bytes = memory.pages(heap.start, heap.end)?.count() * PAGE;
+    let chain = walk_chain(heap.start, heap.end, &mut |address| {
+        memory.ahead(address);
+        memory.word(address)
+    });
     let covered = (chain.walked as f64 / (heap.end - heap.start) as f64).min(1.0);
-    if covered < LEAST_COVERED && Instant::now() > deadline {
-        return Err(out_of_time());
-    }
     if covered < LEAST_COVERED {
-        return Err(Absence::new(Reason::TooLittle, "glibc's heap changed too fast to be read from outside"));
+        let changed =
+            || Absence::new(Reason::TooLittle, "glibc's heap changed too fast to be read from outside");
+        return Err(memory.over().unwrap_or_else(changed));
     }
     let mapped_bytes = heap.end - heap.start;
     // The part that was not reached is unknown: it widens the interval, and the point assumes that it is like
@@ -151,79 +139,6 @@ pub(crate) fn walk_chain(start: u64, end: u64, word: &mut dyn FnMut(u64) -> Opti
         chain.walked = next - start;
         chunk = next;
         size = header & !7;
-    }
-}
-
-/// Reads words of the heap in blocks, only from present pages: a read of other pages would fault them in.
-struct HeapReader<'a> {
-    pid: i32,
-    start: u64,
-    end: u64,
-    present: &'a [bool],
-    memory: MemoryReader,
-    block: Vec<u8>,
-    at: u64,
-    read: u64,
-    deadline: Instant,
-}
-
-impl HeapReader<'_> {
-    fn word(&mut self, address: u64) -> Option<u64> {
-        if address < self.at || address + 8 > self.at + self.block.len() as u64 {
-            self.load(address)?;
-        }
-        let offset = (address - self.at) as usize;
-        let bytes = self.block.get(offset..offset + 8)?;
-        Some(u64::from_le_bytes(bytes.try_into().ok()?))
-    }
-
-    fn load(&mut self, address: u64) -> Option<()> {
-        let first = (address - self.start) / PAGE;
-        let run = self
-            .present
-            .get(first as usize..)?
-            .iter()
-            .take(BLOCK / PAGE as usize)
-            .take_while(|p| **p)
-            .count();
-        if run == 0 || self.read > BYTES_WALKED || Instant::now() > self.deadline {
-            return None;
-        }
-        self.at = self.start + first * PAGE;
-        let length = ((run as u64 * PAGE).min(self.end - self.at)) as usize;
-        self.block.resize(length, 0);
-        let read = self.memory.read(self.pid, self.at, &mut self.block).ok()?;
-        self.block.truncate(read);
-        self.read += read as u64;
-        (read >= 8).then_some(())
-    }
-}
-
-/// Documentation/admin-guide/mm/pagemap.rst: one word per page; bit 63 means present, bit 62 swapped.
-fn present_pages(pid: i32, start: u64, end: u64) -> Measured<Vec<bool>> {
-    let absent = |e: std::io::Error| {
-        Absence::new(Reason::NotPermitted, format!("/proc/{pid}/pagemap: {e}"))
-            .mend(run_as_root())
-            .mend("run as the owner of the process")
-    };
-    let mut file = std::fs::File::open(format!("/proc/{pid}/pagemap")).map_err(absent)?;
-    file.seek(SeekFrom::Start(start / PAGE * 8)).map_err(absent)?;
-    let pages = (end - start) / PAGE;
-    // 64 GiB of heap: above it, the walk would cover too little anyway.
-    if pages > 16 << 20 {
-        return Err(Absence::new(Reason::TooCostly, "glibc's heap is too large to be read from outside"));
-    }
-    // In blocks: the page words of a large heap would take more memory than everything else.
-    let mut file = file.take(pages * 8);
-    let mut block = Vec::new();
-    let mut present = Vec::new();
-    loop {
-        block.clear();
-        (&mut file).take(BLOCK as u64).read_to_end(&mut block).map_err(absent)?;
-        if block.is_empty() {
-            return Ok(present);
-        }
-        present.extend(block.chunks_exact(8).map(|word| word[7] & 0x80 != 0));
     }
 }
 

@@ -19,5 +19,7 @@ pub mod record;
 pub mod resident;
 pub(crate) mod symbols;
 pub mod target;
+#[cfg(test)]
+mod testing;
 mod ticks;
 pub mod unwind;

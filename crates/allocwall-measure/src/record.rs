@@ -1,7 +1,10 @@
 //! Records a target: attaches to it, reads it while the window is open, and assembles the recording.
 
 mod attach;
+mod bills;
 mod closed;
+mod faults;
+mod placement;
 mod probes;
 mod random;
 mod waits;

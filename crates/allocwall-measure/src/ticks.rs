@@ -6,14 +6,13 @@ use allocwall_model::units::{Absence, Measured, Reason};
 use std::collections::{BTreeMap, HashMap};
 
 /// smaps_rollup and numa_maps walk the page tables while they hold the map lock, so they are not read on
-/// targets larger than this.
+/// targets (numa_maps: processes) larger than this.
 pub const SMAPS_LIMIT: u64 = 8 << 30;
 
 /// Sums over the target's processes that keep growing when a process ends: each reading adds what every
 /// process used since the last one.
 #[derive(Default)]
 pub struct TickReader {
-    several_nodes: bool,
     /// Since the first reading.
     sum: Spent,
     opened: bool,
@@ -32,7 +31,6 @@ pub struct TickReader {
     unread: Option<Absence>,
     sizes: Missed,
     smaps: Missed,
-    nodes: Missed,
     host: Option<Absence>,
 }
 
@@ -102,10 +100,6 @@ impl LastReading {
 pub const THREADS_ASKED: usize = 64;
 
 impl TickReader {
-    pub fn new(numa_nodes: u32) -> TickReader {
-        TickReader { several_nodes: numa_nodes > 1, ..TickReader::default() }
-    }
-
     /// # Errors
     /// The counters of a process could not be read. The sums would be too low, and a later reading would take
     /// its earlier use for new use. A process that has ended is not an error.
@@ -210,12 +204,6 @@ impl TickReader {
         let mut sum = Smaps::default();
         let read = of_all(pids, |pid| proc.smaps_rollup(pid), |smaps| add_smaps(&mut sum, &smaps));
         tick.smaps = self.smaps.note(read).then_some(sum);
-        // On a machine with one node the result is known without a walk of the page tables.
-        if self.several_nodes {
-            let mut nodes = Vec::new();
-            let read = of_all(pids, |pid| proc.numa_resident(pid), |own| add_nodes(&mut nodes, &own));
-            tick.numa_resident = self.nodes.note(read).then_some(nodes);
-        }
     }
 
     /// The probes with missing values.
@@ -235,7 +223,6 @@ impl TickReader {
             (ProbeName::Counters, counters),
             (ProbeName::Sizes, self.sizes.0.clone()),
             (ProbeName::Smaps, self.smaps.0.clone()),
-            (ProbeName::Numa, self.nodes.0.clone()),
             (ProbeName::Host, host),
         ]
         .into_iter()
@@ -375,11 +362,6 @@ fn add_smaps(sum: &mut Smaps, s: &Smaps) {
     raise(&mut sum.swap, s.swap);
 }
 
-fn add_nodes(sum: &mut Vec<u64>, nodes: &[u64]) {
-    sum.resize(sum.len().max(nodes.len()), 0);
-    nodes.iter().zip(sum).for_each(|(n, s)| raise(s, *n));
-}
-
 /// Exact CPU time and run delay of each thread, as differences of the kernel's counters.
 #[derive(Default)]
 pub struct ThreadClock {
@@ -470,6 +452,12 @@ impl ThreadClock {
         Some(Probe::new(ProbeName::RunDelay, state))
     }
 
+    /// CPU time of the threads of a process, from the first reading of each to the last.
+    pub fn cpu_ns(&self, pid: i32) -> u64 {
+        let own = self.threads.range((pid, i32::MIN)..=(pid, i32::MAX));
+        own.fold(0, |sum, (_, w)| sum.saturating_add(w.last.0.saturating_sub(w.first.0)))
+    }
+
     /// The number of threads that the last reading found.
     pub fn alive(&self) -> usize {
         self.alive
@@ -493,6 +481,22 @@ impl ThreadClock {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_cpu_time_of_a_process_is_that_of_its_threads() {
+        let watched = |first: u64, last: u64| Watched {
+            comm: String::new(),
+            first_t: 0,
+            last_t: 1,
+            first: (first, 0),
+            last: (last, 0),
+            delay_known: false,
+        };
+        let threads = [((6, i32::MAX), (0, 50)), ((7, 7), (5, 9)), ((7, 9), (0, 2)), ((8, 8), (0, 100))];
+        let threads = threads.map(|(thread, (first, last))| (thread, watched(first, last)));
+        let clock = ThreadClock { threads: threads.into(), ..ThreadClock::default() };
+        assert_eq!((clock.cpu_ns(7), clock.cpu_ns(8), clock.cpu_ns(9)), (6, 100, 0));
+    }
 
     fn known(parent: i32, user: u64, children: u64) -> LastReading {
         let spent = |user| Spent { user, ..Spent::default() };
@@ -573,7 +577,7 @@ mod tests {
     fn differences_of_counters_of_any_size_are_correct() {
         for base in [0, 1 << 40, 1 << 62, u64::MAX - 10] {
             let (proc, dir) = fake(7, Some(base));
-            let mut reader = TickReader::new(2);
+            let mut reader = TickReader::default();
             let first = reader.read(&proc, &[7], 0, None, true).unwrap();
             write_stat(dir.path(), 7, Some(base + 5));
             let last = reader.read(&proc, &[7], 1, None, true).unwrap();
@@ -590,7 +594,7 @@ mod tests {
     #[test]
     fn unreadable_counters_are_neither_zero_nor_the_end() {
         let (proc, dir) = fake(7, Some(1_000));
-        let mut reader = TickReader::new(1);
+        let mut reader = TickReader::default();
         let mut read = |ticks| {
             write_stat(dir.path(), 7, ticks);
             reader.read(&proc, &[7], 0, None, false).map(|tick| tick.minor_faults)
@@ -606,7 +610,7 @@ mod tests {
         );
         // Unreadable at first: its earlier use is unknown too.
         let (proc, dir) = fake(7, None);
-        let mut reader = TickReader::new(1);
+        let mut reader = TickReader::default();
         assert!(reader.read(&proc, &[7], 0, None, false).is_err());
         assert!(matches!(&reader.probes()[0].state, ProbeState::Absent(_)));
         write_stat(dir.path(), 7, Some(1_000));

@@ -5,7 +5,9 @@
 
 pub mod catalogue;
 pub mod error;
+pub mod hardware;
 pub mod machine;
+pub mod placement;
 pub mod recording;
 pub mod resident;
 pub mod room;

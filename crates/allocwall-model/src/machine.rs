@@ -69,8 +69,12 @@ pub struct HostTick {
     pub compact_stalls: Option<u64>,
     pub thp_fault_alloc: Option<u64>,
     pub thp_fault_fallback: Option<u64>,
+    /// New pages on another node than the CPU that requested them, and on the same node.
     pub numa_remote: Option<u64>,
     pub numa_local: Option<u64>,
+    /// Automatic NUMA balancing: pages that it moved to another node, and faults by which it found them.
+    pub numa_moved: Option<u64>,
+    pub numa_hint_faults: Option<u64>,
 }
 
 /// The bracketed part of a sysfs choice: `always [madvise] never`.

@@ -5,7 +5,10 @@
 pub use crate::catalogue::modules::{AllocatorKind, ModuleRole};
 pub use crate::catalogue::owners::Owner;
 pub use crate::catalogue::probes::ProbeName;
+pub use crate::hardware::{HardwareCount, HardwareCounts, HardwareEvent, HardwareSlice, HardwareSlices};
 pub use crate::machine::{CgroupTick, HostFacts, HostTick, Smaps};
+use crate::placement::Placement;
+use crate::resident::TargetMemory;
 use crate::units::{Absence, Measured};
 use serde::{Deserialize, Serialize};
 
@@ -30,12 +33,22 @@ pub struct Recording {
     pub counts: Vec<EventCount>,
     /// CPU time of processes outside the target while the window was open, largest first.
     pub neighbours: Vec<Neighbour>,
-    /// The target's heap at the end of the window, read from the allocator's headers.
+    /// The target's heap at the end of the window, read from the allocator's headers. Absent if `resident` is there: its
+    /// rows contain the heap.
     pub heap: Measured<HeapView>,
+    /// The resident memory of the target's processes by owner, at the end of the window.
+    pub resident: Measured<TargetMemory>,
+    /// On which NUMA nodes that memory is. Not read on a machine with one node.
+    pub placement: Measured<Placement>,
     /// What the target's language runtimes count themselves, one for each process with such a runtime.
     pub accounts: Vec<RuntimeAccount>,
     /// When collectors ran, for runtimes without symbols: sorted by time within a process.
     pub collecting: Vec<Collecting>,
+    /// Page faults by owner in slices of the window, by time. Empty if the kernel's stacks were sampled: then the samples
+    /// have owners.
+    pub fault_slices: Vec<FaultSlice>,
+    /// What the processor counted for the target.
+    pub hardware: Measured<HardwareCounts>,
 }
 
 impl Recording {
@@ -107,6 +120,15 @@ pub struct Process {
     pub thp_disabled: Measured<bool>,
     /// AT_SECURE of the auxiliary vector (setuid, file capabilities): the loader ignores preloads and tunables.
     pub secure_exec: Measured<bool>,
+    /// It had ended when the window closed, or allocwall ended it then. Another process may have its number later.
+    pub ended: bool,
+}
+
+/// Whether a process was started with something that has this name: in its settings ([`Process::environment`]), or in a word
+/// of its command line.
+pub fn is_set(environment: &[(String, String)], cmdline: &[String], name: &str) -> bool {
+    environment.iter().any(|(key, value)| key.contains(name) || value.contains(name))
+        || cmdline.iter().any(|word| word.contains(name))
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -236,8 +258,6 @@ pub struct Tick {
     pub vm_size: u64,
     /// From smaps_rollup, read only at the start and the end.
     pub smaps: Option<Smaps>,
-    /// Resident bytes per NUMA node; not read on a machine with one node.
-    pub numa_resident: Option<Vec<u64>>,
     pub cgroup: Option<CgroupTick>,
     /// None if /proc/stat could not be read.
     pub host: Option<HostTick>,
@@ -389,6 +409,25 @@ pub struct Collecting {
     pub pid: i32,
     pub from_ns: u64,
     pub to_ns: u64,
+}
+
+/// Page faults of the target in one slice of the window. Their number is counted; a part of them was looked up.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FaultSlice {
+    pub t_ns: u64,
+    pub over_ns: u64,
+    /// Each owner at most once. Together they are all faults of the threads that were followed.
+    #[serde(deserialize_with = "crate::room::charged")]
+    pub owners: Vec<OwnerFaults>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OwnerFaults {
+    pub owner: Owner,
+    /// Faults that were looked up.
+    pub samples: u32,
+    /// Faults that they stand for.
+    pub faults: u32,
 }
 
 /// Used and free memory of a heap that was read from outside, without the allocator's help.

@@ -1,12 +1,23 @@
-//! The resident memory of one process at one moment, by owner: rows that sum to its resident set.
+//! The resident memory of one process at one moment, by owner: rows that sum to its resident set. A recording has the bills
+//! of some processes of the target.
 
-use crate::catalogue::remedies;
-use crate::recording::{Allocator, Runtime};
+use crate::catalogue::modules::AllocatorKind;
+use crate::catalogue::owners::Owner;
+use crate::catalogue::remedies::{self, Need, Remedy};
+use crate::recording::{Allocator, CMDLINE_WORDS, Linkage, Runtime, is_set};
 use crate::units::{Absence, Interval, Measured, Reason};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use std::cmp::Reverse;
 
-/// What a row of the bill is about. The keys are those of [`crate::catalogue::owners::Owner`] where both have the owner.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+/// The most bills of a recording.
+pub const MOST_BILLS: usize = 4;
+/// The most notes of a bill. A reading makes fewer than ten.
+pub const MOST_NOTES: usize = 64;
+/// No size of a bill is larger, so that sums of sizes are finite.
+const LARGEST: f64 = u64::MAX as f64;
+
+/// What a row of the bill is about. Keys and titles are those of [`Owner`] where both have the owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ResidentOwner {
     Heap,
@@ -35,33 +46,28 @@ impl ResidentOwner {
         ResidentOwner::Other,
     ];
 
+    /// The same owner, as that of a page fault.
+    pub fn of_faults(self) -> Option<Owner> {
+        Some(match self {
+            ResidentOwner::Heap => Owner::Heap,
+            ResidentOwner::Arena => Owner::Arena,
+            ResidentOwner::MappedBlock => Owner::MappedBlock,
+            ResidentOwner::PythonArena => Owner::PythonArena,
+            ResidentOwner::Private => Owner::Private,
+            ResidentOwner::Stack => Owner::Stack,
+            ResidentOwner::File => Owner::File,
+            ResidentOwner::Shared => Owner::Shared,
+            ResidentOwner::Other => return None,
+        })
+    }
+
     /// Stable key of the JSON format.
     pub fn key(self) -> &'static str {
-        match self {
-            ResidentOwner::Heap => "heap",
-            ResidentOwner::Arena => "arena",
-            ResidentOwner::MappedBlock => "mapped_block",
-            ResidentOwner::PythonArena => "python_arena",
-            ResidentOwner::Private => "private",
-            ResidentOwner::Stack => "stack",
-            ResidentOwner::File => "file",
-            ResidentOwner::Shared => "shared",
-            ResidentOwner::Other => "other",
-        }
+        self.of_faults().map_or("other", Owner::key)
     }
 
     pub fn title(self) -> &'static str {
-        match self {
-            ResidentOwner::Heap => "malloc: main heap",
-            ResidentOwner::Arena => "malloc: arenas of threads",
-            ResidentOwner::MappedBlock => "malloc: mapped blocks",
-            ResidentOwner::PythonArena => "Python's arenas",
-            ResidentOwner::Private => "other private memory",
-            ResidentOwner::Stack => "stacks",
-            ResidentOwner::File => "files",
-            ResidentOwner::Shared => "shared memory",
-            ResidentOwner::Other => "other",
-        }
+        self.of_faults().map_or("other", Owner::title)
     }
 
     /// An allocator keeps free memory there, so live and free are different things.
@@ -72,7 +78,7 @@ impl ResidentOwner {
 }
 
 /// Sizes in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Amount {
     /// Without reserved huge pages, as in the Rss of the kernel.
     pub resident_bytes: u64,
@@ -95,7 +101,7 @@ impl Amount {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     pub owner: ResidentOwner,
     pub amount: Amount,
@@ -105,7 +111,7 @@ pub struct Row {
 
 /// How the resident bytes of a row divide, without lazily freed ones. The points of live and free sum to
 /// [`Amount::held_bytes`].
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Split {
     pub live_bytes: Interval,
     /// Free for the allocator, but not returned to the system.
@@ -114,6 +120,8 @@ pub struct Split {
     pub cached_bytes: Interval,
     /// Part of `free_bytes`: the whole free pages that malloc_trim would return.
     pub trimmable_bytes: Interval,
+    /// Part of `free_bytes`: the whole pages at the end of heaps, above the last block in use.
+    pub top_bytes: Interval,
     /// How it was measured.
     pub method: String,
     /// Why not all that was asked for was read.
@@ -128,14 +136,22 @@ impl Split {
             free_bytes: Interval::exact(0.0),
             cached_bytes: Interval::exact(0.0),
             trimmable_bytes: Interval::exact(0.0),
+            top_bytes: Interval::exact(0.0),
             method: method.to_owned(),
             unfinished: None,
         }
     }
+
+    fn is_sound(&self) -> bool {
+        let sizes =
+            [self.live_bytes, self.free_bytes, self.cached_bytes, self.trimmable_bytes, self.top_bytes];
+        let is_size = |bytes: f64| (0.0..=LARGEST).contains(&bytes);
+        sizes.iter().all(|size| is_size(size.low) && is_size(size.point) && is_size(size.high))
+    }
 }
 
 /// What the kernel keeps for a cgroup: for all of its processes together.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupMemory {
     /// As in /proc/PID/cgroup.
     pub path: String,
@@ -155,14 +171,21 @@ pub struct Return {
     pub restart: bool,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ResidentBill {
     pub pid: i32,
     pub comm: String,
+    #[serde(deserialize_with = "crate::room::charged")]
     pub cmdline: Vec<String>,
     pub runtime: Measured<Runtime>,
     pub allocator: Measured<Allocator>,
+    /// The loader ignores preloads and tunables.
+    pub secure_exec: Measured<bool>,
+    /// Its settings, as of a process of a recording.
+    #[serde(deserialize_with = "crate::room::charged")]
+    pub environment: Vec<(String, String)>,
     /// One row for each owner, in the order of [`ResidentOwner::ALL`].
+    #[serde(deserialize_with = "crate::room::charged")]
     pub rows: Vec<Row>,
     /// VmRSS before and after the reading.
     pub rss_before_bytes: u64,
@@ -173,8 +196,22 @@ pub struct ResidentBill {
     pub page_tables_bytes: Measured<u64>,
     pub group: Measured<GroupMemory>,
     /// What limits the figures, for people.
+    #[serde(deserialize_with = "crate::room::charged")]
     pub notes: Vec<String>,
     pub took_ms: u64,
+}
+
+/// The resident memory of a target at the end of its window.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TargetMemory {
+    /// At least one, at most [`MOST_BILLS`]: of the living process that used most CPU time, if it could be read, then of
+    /// the largest others.
+    #[serde(deserialize_with = "crate::room::charged")]
+    pub bills: Vec<ResidentBill>,
+    /// Living processes without a bill.
+    pub others: u64,
+    /// Why one of these could not be read: the busiest, if it is one of them.
+    pub unread: Option<Absence>,
 }
 
 /// The sum of the rows may differ from the kernel's own figure by this part of it.
@@ -203,40 +240,189 @@ impl ResidentBill {
         differs(self.rss_before_bytes) && differs(self.rss_after_bytes)
     }
 
-    /// What remedies could return, at most, largest first. Only amounts from 1 MiB on.
+    fn split(&self, owner: ResidentOwner) -> Option<&Split> {
+        self.row(owner).and_then(|row| row.split.as_ref().ok())
+    }
+
+    /// Whether it is known of all memory of this owner how much is free.
+    fn knows(&self, owner: ResidentOwner) -> bool {
+        self.row(owner).is_none_or(|row| row.amount.held_bytes() == 0 || row.split.is_ok())
+    }
+
+    /// The sum over the heaps of glibc's malloc whose blocks were read.
+    fn of_heaps(&self, size: fn(&Split) -> Interval) -> f64 {
+        HEAPS.into_iter().filter_map(|owner| self.split(owner)).map(|split| size(split).high).sum()
+    }
+
+    fn lazily_freed(&self) -> f64 {
+        self.rows.iter().map(|row| row.amount.lazily_freed_bytes as f64).sum()
+    }
+
+    /// Whether it has a row for each owner, in order, and its sizes are sizes. Code that reads a bill of a recording relies
+    /// on it.
+    pub fn is_sound(&self) -> bool {
+        self.rows.iter().map(|row| row.owner).eq(ResidentOwner::ALL)
+            && self.rows.iter().filter_map(|row| row.split.as_ref().ok()).all(Split::is_sound)
+            && self.notes.len() <= MOST_NOTES
+            && self.cmdline.len() <= CMDLINE_WORDS
+    }
+
+    /// Whether the remedy can be applied to this process, as far as the bill shows. What is unknown does not exclude it.
+    fn takes(&self, remedy: &Remedy) -> bool {
+        let allocator = self.allocator.as_ref().ok();
+        // A static program contains its malloc, and its version of glibc is unknown.
+        let no_loader = self.secure_exec == Ok(true) || allocator.is_some_and(|a| a.how == Linkage::Static);
+        let uses = |kind: &AllocatorKind| allocator.map(|a| a.kind == *kind);
+        let met = |need: &Need| match need {
+            Need::Preload | Need::Glibc(..) => !no_loader,
+            Need::Uses(kind) => uses(kind) != Some(false),
+            Need::NotAlready(kind) => uses(kind) != Some(true),
+            Need::Unset(name) => !is_set(&self.environment, &self.cmdline, name),
+            _ => true,
+        };
+        remedy.needs.iter().all(met)
+    }
+
+    /// What remedies could return, at most: settings first, then another allocator, then changes of the code or of its
+    /// operation; of each kind the largest first. Only amounts from 1 MiB on.
     pub fn returns(&self) -> Vec<Return> {
-        let split = |owner| self.row(owner).and_then(|row| row.split.as_ref().ok());
-        let (heap, arenas) = (split(ResidentOwner::Heap), split(ResidentOwner::Arena));
-        let both = [heap, arenas];
-        let sum = |of: fn(&Split) -> f64| both.into_iter().flatten().map(of).sum::<f64>();
-        let candidates = [
-            ("malloc-trim", "whole free pages in the heaps", sum(|split| split.trimmable_bytes.high)),
-            (
-                "glibc-arenas-few",
-                "free memory in the arenas of threads",
-                // With one arena beside the main heap, there is none to save.
-                arenas.filter(|_| self.thread_arenas > 1).map_or(0.0, |split| split.free_bytes.high),
-            ),
-            ("jemalloc", "free memory in all heaps of malloc", sum(|split| split.free_bytes.high)),
-        ];
-        let mut returns: Vec<Return> = candidates
-            .into_iter()
-            .filter(|(.., bytes)| *bytes >= WORTH)
-            .filter_map(|(key, of, bytes)| {
-                let remedy = remedies::find(key)?;
-                Some(Return {
-                    remedy: remedy.key,
-                    title: remedy.title,
-                    of,
-                    at_most_bytes: bytes as u64,
-                    restart: remedy.restart,
-                })
-            })
-            .collect();
-        returns.sort_by_key(|r| std::cmp::Reverse(r.at_most_bytes));
-        returns
+        let returns = RETURNING.iter().filter_map(|returning| {
+            let remedy = remedies::find(returning.remedy).filter(|remedy| self.takes(remedy))?;
+            let bytes = returning.at_most(self).filter(|bytes| *bytes >= WORTH)?;
+            let returned = Return {
+                remedy: remedy.key,
+                title: remedy.title,
+                of: returning.of,
+                at_most_bytes: bytes as u64,
+                restart: remedy.restart,
+            };
+            Some((
+                (remedy.kind, remedy.needs.contains(&Need::Preload), Reverse(returned.at_most_bytes)),
+                returned,
+            ))
+        });
+        let mut returns: Vec<_> = returns.collect();
+        returns.sort_by_key(|(order, _)| *order);
+        returns.into_iter().map(|(_, returned)| returned).collect()
     }
 }
+
+impl TargetMemory {
+    /// The sum over the rows of these owners, of the processes that were read.
+    pub fn resident_bytes(&self, of: impl Fn(ResidentOwner) -> bool) -> f64 {
+        let rows = self.bills.iter().flat_map(|bill| &bill.rows);
+        rows.filter(|row| of(row.owner)).map(|row| row.amount.resident_bytes as f64).sum()
+    }
+
+    /// What a remedy could return of the processes that were read and that it can be applied to.
+    pub fn returned(&self, remedy: &str) -> Returned {
+        let returning = RETURNING.iter().find(|returning| returning.remedy == remedy);
+        let Some((returning, remedy)) = returning.zip(remedies::find(remedy)) else {
+            return Returned::Unknown;
+        };
+        let bills = self.bills.iter().filter(|bill| bill.takes(remedy));
+        let Some(bytes) = bills.map(|bill| returning.at_most(bill)).sum::<Option<f64>>() else {
+            return Returned::Unknown;
+        };
+        match bytes >= WORTH {
+            true => Returned::AtMost { bytes: bytes as u64, of: returning.of },
+            // Other memory, or another process, may have some.
+            false if self.others > 0 || !returning.is_all => Returned::Unknown,
+            false => Returned::AlmostNothing,
+        }
+    }
+}
+
+/// What a remedy could return of a target's resident memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Returned {
+    /// `of`: which memory is meant.
+    AtMost {
+        bytes: u64,
+        of: &'static str,
+    },
+    /// Less than 1 MiB.
+    AlmostNothing,
+    Unknown,
+}
+
+/// The heaps of glibc's malloc. Mapped blocks are unmapped when they are freed.
+const HEAPS: [ResidentOwner; 2] = [ResidentOwner::Heap, ResidentOwner::Arena];
+
+/// A remedy that returns memory to the system.
+struct Returning {
+    /// Key of the catalogue.
+    remedy: &'static str,
+    /// Which memory it returns.
+    of: &'static str,
+    /// The owners whose free memory is part of it. If it is unknown of one of them, there is no upper bound.
+    owners: &'static [ResidentOwner],
+    /// How much of it there is, at most.
+    bytes: fn(&ResidentBill) -> f64,
+    /// It returns nothing else.
+    is_all: bool,
+}
+
+impl Returning {
+    fn at_most(&self, bill: &ResidentBill) -> Option<f64> {
+        self.owners.iter().all(|owner| bill.knows(*owner)).then(|| (self.bytes)(bill))
+    }
+}
+
+const RETURNING: [Returning; 6] = [
+    Returning {
+        remedy: "malloc-trim",
+        of: "whole free pages in the heaps",
+        owners: &HEAPS,
+        bytes: |bill| bill.of_heaps(|split| split.trimmable_bytes),
+        is_all: true,
+    },
+    Returning {
+        remedy: "glibc-trim-sooner",
+        of: "free memory at the end of the heaps",
+        owners: &HEAPS,
+        bytes: |bill| bill.of_heaps(|split| split.top_bytes),
+        is_all: true,
+    },
+    Returning {
+        remedy: "glibc-arenas-few",
+        of: "free memory in the arenas of threads",
+        owners: &[ResidentOwner::Arena],
+        bytes: |bill| match bill.split(ResidentOwner::Arena) {
+            // With one arena beside the main heap, there is none to save.
+            Some(split) if bill.thread_arenas > 1 => split.free_bytes.high,
+            _ => 0.0,
+        },
+        is_all: true,
+    },
+    Returning {
+        remedy: "jemalloc",
+        of: "free memory in all heaps of malloc",
+        owners: &HEAPS,
+        bytes: |bill| bill.of_heaps(|split| split.free_bytes),
+        is_all: true,
+    },
+    Returning {
+        remedy: "jemalloc-decay",
+        of: "lazily freed memory; how many other free pages jemalloc keeps is unknown",
+        owners: &[],
+        bytes: |bill| match &bill.allocator {
+            Ok(allocator) if allocator.kind == AllocatorKind::Jemalloc => bill.lazily_freed(),
+            _ => 0.0,
+        },
+        is_all: false,
+    },
+    Returning {
+        remedy: "recycle-workers",
+        of: "free memory of malloc's heaps and of Python's arenas, and lazily freed memory",
+        owners: &[ResidentOwner::Heap, ResidentOwner::Arena, ResidentOwner::PythonArena],
+        bytes: |bill| {
+            let free = bill.rows.iter().filter_map(|row| row.split.as_ref().ok());
+            free.map(|split| split.free_bytes.high).sum::<f64>() + bill.lazily_freed()
+        },
+        is_all: false,
+    },
+];
 
 /// Where live and free are not distinguished, for the text of a row.
 pub fn undistinguished(why: impl Into<String>) -> Absence {
@@ -246,8 +432,10 @@ pub fn undistinguished(why: impl Into<String>) -> Absence {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::catalogue::owners::Owner;
+    use crate::catalogue::walls::Wall;
     use std::collections::BTreeSet;
+
+    const MIB: f64 = (1 << 20) as f64;
 
     fn row(owner: ResidentOwner, resident: u64, free: f64, trimmable: f64) -> Row {
         let amount = Amount { resident_bytes: resident, ..Amount::default() };
@@ -264,6 +452,8 @@ mod tests {
             cmdline: vec![],
             runtime: Ok(Runtime::Native),
             allocator: Err(undistinguished("")),
+            secure_exec: Ok(false),
+            environment: vec![],
             rows,
             rss_before_bytes: 1000,
             rss_after_bytes: 1100,
@@ -295,7 +485,6 @@ mod tests {
 
     #[test]
     fn remedies_are_listed_from_one_mebibyte_on() {
-        const MIB: f64 = (1 << 20) as f64;
         let of = |bill: &ResidentBill| -> Vec<(&'static str, u64)> {
             bill.returns().iter().map(|r| (r.remedy, r.at_most_bytes >> 20)).collect()
         };
@@ -304,16 +493,204 @@ mod tests {
             row(ResidentOwner::Arena, 0, 2.0 * MIB, MIB),
         ];
         let mut all = bill(rows);
-        assert_eq!(of(&all), [("jemalloc", 10), ("malloc-trim", 7), ("glibc-arenas-few", 2)]);
+        assert_eq!(
+            of(&all),
+            [("glibc-arenas-few", 2), ("jemalloc", 10), ("recycle-workers", 10), ("malloc-trim", 7)]
+        );
         // A single arena of a thread is not one too many.
         all.thread_arenas = 1;
-        assert_eq!(of(&all), [("jemalloc", 10), ("malloc-trim", 7)]);
+        assert_eq!(of(&all), [("jemalloc", 10), ("recycle-workers", 10), ("malloc-trim", 7)]);
+        if let Ok(split) = &mut all.rows[0].split {
+            split.top_bytes = Interval::exact(3.0 * MIB);
+        }
+        assert_eq!(of(&all)[0], ("glibc-trim-sooner", 3));
         let little = bill(vec![row(ResidentOwner::Heap, 0, 0.9 * MIB, 0.5 * MIB)]);
         assert!(of(&little).is_empty());
         // Free memory of Python's arenas is not malloc's to return.
-        assert!(of(&bill(vec![row(ResidentOwner::PythonArena, 0, 9.0 * MIB, 0.0)])).is_empty());
+        let python = bill(vec![row(ResidentOwner::PythonArena, 0, 9.0 * MIB, 0.0)]);
+        assert_eq!(of(&python), [("recycle-workers", 9)]);
         let mut unknown = bill(vec![row(ResidentOwner::Heap, 0, 8.0 * MIB, 6.0 * MIB)]);
         unknown.rows[0].split = Err(undistinguished(""));
         assert!(of(&unknown).is_empty());
+    }
+
+    #[test]
+    fn without_a_row_that_counts_there_is_no_upper_bound() {
+        let of = |heap_is_read: bool| -> Vec<&'static str> {
+            let rows = vec![
+                row(ResidentOwner::Heap, 64 << 20, 0.0, 0.0),
+                row(ResidentOwner::Arena, 64 << 20, 2.0 * MIB, 2.0 * MIB),
+            ];
+            let mut bill = bill(rows);
+            if !heap_is_read {
+                bill.rows[0].split = Err(undistinguished(""));
+            }
+            let memory = TargetMemory { bills: vec![bill.clone()], others: 0, unread: None };
+            let known = |key| matches!(memory.returned(key), Returned::AtMost { .. });
+            assert_eq!((known("jemalloc"), known("glibc-arenas-few")), (heap_is_read, true));
+            bill.returns().iter().map(|r| r.remedy).collect()
+        };
+        assert_eq!(of(true), ["glibc-arenas-few", "jemalloc", "malloc-trim", "recycle-workers"]);
+        assert_eq!(of(false), ["glibc-arenas-few"]);
+    }
+
+    #[test]
+    fn a_static_program_has_no_remedies_that_need_its_loader() {
+        let of = |how| -> Vec<&'static str> {
+            let mut bill = bill(vec![row(ResidentOwner::Heap, 64 << 20, 8.0 * MIB, 8.0 * MIB)]);
+            let module = String::new();
+            bill.allocator = Ok(Allocator { kind: AllocatorKind::Glibc, how, module, version: None });
+            bill.returns().iter().map(|r| r.remedy).collect()
+        };
+        assert_eq!(of(Linkage::Libc), ["jemalloc", "malloc-trim", "recycle-workers"]);
+        assert_eq!(of(Linkage::Static), ["recycle-workers"]);
+    }
+
+    fn of_kind(kind: AllocatorKind) -> Measured<Allocator> {
+        Ok(Allocator { kind, how: Linkage::Libc, module: String::new(), version: None })
+    }
+
+    #[test]
+    fn remedies_whose_needs_are_not_met_are_not_listed() {
+        type Change = fn(&mut ResidentBill);
+        let of = |change: Change| -> Vec<&'static str> {
+            let rows = vec![
+                row(ResidentOwner::Heap, 64 << 20, 8.0 * MIB, 8.0 * MIB),
+                row(ResidentOwner::Arena, 64 << 20, 4.0 * MIB, 4.0 * MIB),
+            ];
+            let mut bill = bill(rows);
+            if let Ok(split) = &mut bill.rows[0].split {
+                split.top_bytes = Interval::exact(3.0 * MIB);
+            }
+            bill.allocator = of_kind(AllocatorKind::Glibc);
+            change(&mut bill);
+            let memory = TargetMemory { bills: vec![bill.clone()], others: 0, unread: None };
+            let listed: Vec<&'static str> = bill.returns().iter().map(|r| r.remedy).collect();
+            // The sum over a target has the same remedies.
+            for returning in &RETURNING {
+                let key = returning.remedy;
+                let returns = matches!(memory.returned(key), Returned::AtMost { .. });
+                assert_eq!(returns, listed.contains(&key), "{key}");
+            }
+            listed
+        };
+        const ALL: [&str; 5] =
+            ["glibc-arenas-few", "glibc-trim-sooner", "jemalloc", "malloc-trim", "recycle-workers"];
+        let without =
+            |keys: &[&str]| -> Vec<&str> { ALL.into_iter().filter(|key| !keys.contains(key)).collect() };
+        let sorted = |change: Change| {
+            let mut keys = of(change);
+            keys.sort_unstable();
+            keys
+        };
+        assert_eq!(sorted(|_| ()), ALL);
+        assert_eq!(sorted(|bill| bill.environment = vec![("GOGC".into(), "50".into())]), ALL);
+        let secure: Change = |bill| bill.secure_exec = Ok(true);
+        assert_eq!(sorted(secure), ["recycle-workers"]);
+        let unknown: Change = |bill| bill.secure_exec = Err(undistinguished(""));
+        assert_eq!(sorted(unknown), ALL);
+        let jemalloc: Change = |bill| bill.allocator = of_kind(AllocatorKind::Jemalloc);
+        assert_eq!(sorted(jemalloc), ["recycle-workers"]);
+        let arenas: Change = |bill| bill.environment = vec![("MALLOC_ARENA_MAX".into(), "4".into())];
+        assert_eq!(sorted(arenas), without(&["glibc-arenas-few"]));
+        let trim: Change = |bill| {
+            let tunables = ("GLIBC_TUNABLES".into(), "glibc.malloc.trim_threshold=65536".into());
+            bill.environment = vec![tunables];
+        };
+        assert_eq!(sorted(trim), without(&["glibc-trim-sooner"]));
+    }
+
+    #[test]
+    fn a_process_that_a_remedy_does_not_reach_returns_nothing_by_it() {
+        let one = |kind| {
+            let mut bill = bill(vec![row(ResidentOwner::Heap, 64 << 20, 8.0 * MIB, 8.0 * MIB)]);
+            bill.allocator = of_kind(kind);
+            bill
+        };
+        let returned = |second| {
+            let bills = vec![one(AllocatorKind::Glibc), one(second)];
+            match (TargetMemory { bills, others: 0, unread: None }).returned("jemalloc") {
+                Returned::AtMost { bytes, .. } => bytes >> 20,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!((returned(AllocatorKind::Glibc), returned(AllocatorKind::Jemalloc)), (16, 8));
+    }
+
+    #[test]
+    fn every_remedy_that_returns_memory_is_one_of_the_catalogue() {
+        for returning in &RETURNING {
+            let remedy = remedies::find(returning.remedy).expect(returning.remedy);
+            assert!(remedy.walls.contains(&Wall::Retention), "{}", remedy.key);
+        }
+    }
+
+    #[test]
+    fn what_a_remedy_returns_is_the_sum_over_the_processes_that_were_read() {
+        let of = |memory: &TargetMemory, key| memory.returned(key);
+        let one = || bill(vec![row(ResidentOwner::Heap, 1 << 30, 8.0 * MIB, 0.5 * MIB)]);
+        let mut memory = TargetMemory { bills: vec![one(), one()], others: 0, unread: None };
+        let swapped = of(&memory, "jemalloc");
+        assert!(matches!(swapped, Returned::AtMost { bytes, .. } if bytes == 16 << 20), "{swapped:?}");
+        assert!(matches!(of(&memory, "malloc-trim"), Returned::AtMost { .. }));
+        assert_eq!(of(&memory, "glibc-arenas-few"), Returned::AlmostNothing);
+        // The free pages of jemalloc's own heap are in no bill, and nothing is known of a remedy that is not listed.
+        assert_eq!(of(&memory, "jemalloc-decay"), Returned::Unknown);
+        assert_eq!(of(&memory, "gogc"), Returned::Unknown);
+        // A process that was not read may have arenas, and a heap that was not read may be free.
+        memory.others = 1;
+        assert_eq!(of(&memory, "glibc-arenas-few"), Returned::Unknown);
+        memory.others = 0;
+        memory.bills[1].rows[0].split = Err(undistinguished(""));
+        assert_eq!(of(&memory, "jemalloc"), Returned::Unknown);
+        memory.bills[1].rows[0].amount.resident_bytes = 0;
+        assert!(matches!(of(&memory, "jemalloc"), Returned::AtMost { bytes, .. } if bytes == 8 << 20));
+    }
+
+    #[test]
+    fn lazily_freed_memory_of_jemalloc_is_returned_by_its_own_setting() {
+        let of = |kind| {
+            let mut one = bill(vec![row(ResidentOwner::Private, 1 << 30, 0.0, 0.0)]);
+            one.rows[0].amount.lazily_freed_bytes = 5 << 20;
+            let module = String::new();
+            one.allocator = Ok(Allocator { kind, how: Linkage::Linked, module, version: None });
+            TargetMemory { bills: vec![one], others: 0, unread: None }.returned("jemalloc-decay")
+        };
+        assert!(matches!(of(AllocatorKind::Jemalloc), Returned::AtMost { bytes, .. } if bytes == 5 << 20));
+        assert_eq!(of(AllocatorKind::Mimalloc), Returned::Unknown);
+    }
+
+    #[test]
+    fn a_bill_of_a_recording_has_each_row_once_and_sizes_that_are_sizes() {
+        let sound = || bill(ResidentOwner::ALL.into_iter().map(|owner| row(owner, 1, 0.0, 0.0)).collect());
+        assert!(sound().is_sound());
+        type Spoil = fn(&mut ResidentBill);
+        let spoilt: [Spoil; 6] = [
+            |bill| bill.rows.swap(0, 1),
+            |bill| drop(bill.rows.pop()),
+            |bill| {
+                bill.rows[2].split = bill.rows[2]
+                    .split
+                    .clone()
+                    .map(|split| Split { free_bytes: Interval::new(0.0, f64::NAN, 1.0), ..split })
+            },
+            |bill| {
+                bill.rows[3].split = bill.rows[3]
+                    .split
+                    .clone()
+                    .map(|split| Split { top_bytes: Interval::new(-1.0, 0.0, 1e300), ..split })
+            },
+            |bill| bill.notes = vec![String::new(); MOST_NOTES + 1],
+            |bill| bill.cmdline = vec![String::new(); CMDLINE_WORDS + 1],
+        ];
+        for (nth, spoil) in spoilt.into_iter().enumerate() {
+            let mut bill = sound();
+            spoil(&mut bill);
+            assert!(!bill.is_sound(), "{nth}");
+        }
+        let mut limits = sound();
+        limits.notes = vec![String::new(); MOST_NOTES];
+        limits.rows[0].amount.resident_bytes = u64::MAX;
+        assert!(limits.is_sound());
     }
 }

@@ -4,20 +4,30 @@
 //! They are made from the samples with a whole stack (`CpuSample::deep`), or from all samples if no sample has one.
 //! The count is the number of samples. The order is: process, thread (if its name differs), user frames, kernel
 //! frames with the suffix `_[k]`. A stack without its outermost callers is below `[truncated]`.
+//!
+//! Python functions are in place of the interpreter's frames that run them. Python stacks are read less often than
+//! samples are taken, so the samples near one represent the other samples of their thread and line of the bill.
 
 use super::escape::terminal;
-use allocwall_model::recording::{CpuSample, Frame, Module, Recording};
-use std::collections::{BTreeMap, HashMap};
+use allocwall_diagnose::bill::{Classifier, PythonStacks, REPRESENTATIVE};
+use allocwall_model::catalogue::cost::CostClass;
+use allocwall_model::catalogue::symbols::{self, Scope, UserRole};
+use allocwall_model::recording::{CpuSample, Frame, Module, PythonSample, Recording};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Maximum number of frames that are kept, nearest to the leaf.
 const DEEPEST: usize = 512;
+/// A Python stack with so many frames is cut ([`PythonSample::frames`]).
+const PYTHON_DEEPEST: usize = 16;
 
 pub fn stacks(rec: &Recording) -> String {
     let names = Names::of(rec);
+    // The lines of the bill are needed only for Python.
+    let classes = if rec.python.is_empty() { vec![] } else { Classifier::new(rec).cpu(&rec.samples) };
     // A busy target has hundreds of samples of the same stack, so each stack is formatted once.
     let mut seen: BTreeMap<Place, u64> = BTreeMap::new();
-    for (_, sample) in drawn(rec) {
-        *seen.entry(place(sample)).or_default() += 1;
+    for drawn in drawn(rec, &classes) {
+        *seen.entry(drawn.place()).or_default() += drawn.count;
     }
     let mut counts: BTreeMap<String, u64> = BTreeMap::new();
     for (place, count) in seen {
@@ -26,17 +36,82 @@ pub fn stacks(rec: &Recording) -> String {
     counts.iter().map(|(stack, count)| format!("{stack} {count}\n")).collect()
 }
 
-/// The fields that determine a sample's names: process, thread, kernel stack, user stack.
-pub(super) type Place = (i32, i32, Option<u32>, Option<u32>);
+/// The fields that determine a sample's names: process, thread, kernel stack, user stack, Python stack.
+pub(super) type Place<'a> = (i32, i32, Option<u32>, Option<u32>, Option<&'a [String]>);
 
-pub(super) fn place(sample: &CpuSample) -> Place {
-    (sample.pid, sample.tid, sample.kernel, sample.user)
+/// A sample that flamegraphs and collapsed stacks use.
+pub(super) struct Drawn<'a> {
+    /// In the recording.
+    pub index: usize,
+    sample: &'a CpuSample,
+    python: Option<&'a PythonSample>,
+    /// The number of samples that it represents.
+    pub count: u64,
 }
 
-/// The samples that flamegraphs and collapsed stacks use, with their index in the recording.
-pub(super) fn drawn(rec: &Recording) -> impl Iterator<Item = (usize, &CpuSample)> {
+impl<'a> Drawn<'a> {
+    pub fn place(&self) -> Place<'a> {
+        let CpuSample { pid, tid, kernel, user, .. } = *self.sample;
+        (pid, tid, kernel, user, self.python.map(|python| &python.frames[..]))
+    }
+}
+
+/// `classes` are the lines of the bill of all samples; they may be empty if the recording has no Python stack.
+pub(super) fn drawn<'a>(rec: &'a Recording, classes: &[CostClass]) -> Vec<Drawn<'a>> {
     let any_deep = rec.samples.iter().any(|s| s.deep);
-    rec.samples.iter().enumerate().filter(move |(_, s)| s.deep || !any_deep)
+    let python = PythonStacks::new(rec);
+    let mut drawn = vec![];
+    let mut groups: BTreeMap<(i32, i32, Option<CostClass>), Group> = BTreeMap::new();
+    for (index, sample) in rec.samples.iter().enumerate() {
+        let whole = sample.deep || !any_deep;
+        if !python.knows(sample.pid, sample.tid) {
+            if whole {
+                drawn.push(Drawn { index, sample, python: None, count: 1 });
+            }
+            continue;
+        }
+        let key = (sample.pid, sample.tid, classes.get(index).copied());
+        let group = groups.entry(key).or_default();
+        if whole {
+            group.whole.push((index, sample));
+        }
+        if let Some(stack) = python.near(sample.pid, sample.tid, sample.t_ns) {
+            group.times.insert(stack.t_ns);
+            group.near.push((index, sample, stack));
+        }
+    }
+    for group in groups.values() {
+        group.draw(&mut drawn);
+    }
+    drawn
+}
+
+/// The samples of one thread with Python code in one line of the bill.
+#[derive(Default)]
+struct Group<'a> {
+    whole: Vec<(usize, &'a CpuSample)>,
+    /// Those near a Python stack; they need no whole stack, because Python's frames are the outer ones.
+    near: Vec<(usize, &'a CpuSample, &'a PythonSample)>,
+    /// When these Python stacks were read.
+    times: BTreeSet<u64>,
+}
+
+impl<'a> Group<'a> {
+    fn draw(&self, drawn: &mut Vec<Drawn<'a>>) {
+        if self.times.len() < REPRESENTATIVE {
+            let alone =
+                |&(index, sample): &(usize, &'a CpuSample)| Drawn { index, sample, python: None, count: 1 };
+            return drawn.extend(self.whole.iter().map(alone));
+        }
+        // The counts sum to the number of whole stacks.
+        let (all, parts) = (self.whole.len() as u64, self.near.len() as u64);
+        for (nth, &(index, sample, stack)) in (0_u64..).zip(&self.near) {
+            let count = (nth + 1) * all / parts - nth * all / parts;
+            if count > 0 {
+                drawn.push(Drawn { index, sample, python: Some(stack), count });
+            }
+        }
+    }
 }
 
 /// Index of the names of processes and threads.
@@ -46,6 +121,8 @@ pub(super) struct Names<'a> {
     threads: HashMap<(i32, i32), &'a str>,
     /// The name of each frame, made safe.
     frames: Vec<String>,
+    /// Whether each frame is the loop of an interpreter; empty if the recording has no Python stack.
+    loops: Vec<bool>,
 }
 
 impl<'a> Names<'a> {
@@ -57,20 +134,21 @@ impl<'a> Names<'a> {
             processes: processes.collect(),
             threads: threads.collect(),
             frames: rec.frames.iter().map(|frame| name(rec, frame)).collect(),
+            loops: if rec.python.is_empty() { vec![] } else { rec.frames.iter().map(is_loop).collect() },
         }
     }
 
     /// Names of one sample's frames, root first, made safe for the format.
-    pub(super) fn frames(&self, (pid, tid, kernel, user): Place) -> Vec<String> {
+    pub(super) fn frames(&self, (pid, tid, kernel, user, python): Place) -> Vec<String> {
         let comm = *self.processes.get(&pid).unwrap_or(&"[unknown]");
         let mut names = vec![safe(&format!("{comm} (pid {pid})"))];
         let thread = self.threads.get(&(pid, tid));
         names.extend(thread.filter(|name| **name != comm).map(|name| safe(name)));
-        names.extend(self.code(kernel, user));
+        names.extend(self.code(kernel, user, python));
         names
     }
 
-    fn code(&self, kernel: Option<u32>, user: Option<u32>) -> Vec<String> {
+    fn code(&self, kernel: Option<u32>, user: Option<u32>, python: Option<&[String]>) -> Vec<String> {
         let stack = |index: Option<u32>| index.and_then(|i| self.rec.stacks.get(i as usize));
         let (user, kernel) = (stack(user), stack(kernel));
         let name = |frame: &u32| self.frames.get(*frame as usize).map_or("[unknown]", String::as_str);
@@ -78,10 +156,24 @@ impl<'a> Names<'a> {
         for frame in kernel.iter().flat_map(|s| &s.frames) {
             code.push(format!("{}_[k]", name(frame)));
         }
-        for frame in user.iter().flat_map(|s| &s.frames) {
-            code.push(name(frame).to_owned());
-        }
-        let whole = user.is_none_or(|s| s.complete) && code.len() <= DEEPEST;
+        let user_frames = user.map_or(&[][..], |s| &s.frames[..]);
+        let own = match python {
+            None => user_frames,
+            // Python's functions replace the interpreter's frames from here on.
+            Some(_) => {
+                let is_loop = |frame: &u32| self.loops.get(*frame as usize) == Some(&true);
+                // If the loop has no name, only the leaf is surely within the Python function.
+                let otherwise = if user.is_none_or(|s| s.complete) { 1 } else { usize::MAX };
+                let end = user_frames.iter().position(is_loop).unwrap_or(otherwise);
+                &user_frames[..end.min(user_frames.len())]
+            }
+        };
+        code.extend(own.iter().map(|frame| name(frame).to_owned()));
+        code.extend(python.unwrap_or_default().iter().map(|frame| python_name(frame)));
+        let whole = match python {
+            None => user.is_none_or(|s| s.complete),
+            Some(frames) => frames.len() < PYTHON_DEEPEST,
+        } && code.len() <= DEEPEST;
         code.truncate(DEEPEST);
         if code.is_empty() {
             code.push("[no stack]".to_string());
@@ -90,6 +182,20 @@ impl<'a> Names<'a> {
         }
         code.reverse();
         code
+    }
+}
+
+/// Whether the function is the loop of CPython's interpreter.
+fn is_loop(frame: &Frame) -> bool {
+    let role = frame.symbol.as_deref().and_then(|symbol| symbols::user_role(symbol, Scope::Cpython));
+    role == Some(UserRole::Interpreter)
+}
+
+/// A frame of a Python stack, `function (file:line)`, without the line: all lines of a function are one box.
+fn python_name(frame: &str) -> String {
+    match frame.rsplit_once(':') {
+        Some((head, _)) if head.contains('(') => safe(&format!("{head})")),
+        _ => safe(frame),
     }
 }
 
@@ -149,6 +255,46 @@ mod tests {
         assert_eq!(total(&rec), 6);
         rec.samples.clear();
         assert_eq!(stacks(&rec), "");
+    }
+
+    /// A hundred samples below the interpreter's loop, one every 10 ms, and this number of Python stacks.
+    fn with_python(stacks: u64) -> Recording {
+        let mut rec = sketches::first_touch().rec;
+        let sample = rec.samples[0];
+        rec.samples = (0..100).map(|n| CpuSample { t_ns: n * 10_000_000, ..sample }).collect();
+        let python = |n: u64| PythonSample {
+            t_ns: n * 100_000_000,
+            pid: sample.pid,
+            tid: sample.tid,
+            // The line in the function changes.
+            frames: vec![format!("handle (a.py:{n})"), "<module> (a.py:90)".into()],
+        };
+        rec.python = (0..stacks).map(python).collect();
+        rec
+    }
+
+    #[test]
+    fn python_functions_replace_the_frames_of_their_interpreter() {
+        let kernel = "memset;asm_exc_page_fault_[k];handle_mm_fault_[k];clear_page_erms_[k] 100\n";
+        let python = "python3 (pid 4242);<module> (a.py);handle (a.py)";
+        assert_eq!(stacks(&with_python(5)), format!("{python};{kernel}"));
+        // Too few stacks represent nothing, and those of another thread are not used.
+        let native = "python3 (pid 4242);main;_PyEval_EvalFrameDefault";
+        assert_eq!(stacks(&with_python(4)), format!("{native};{kernel}"));
+        let mut other = with_python(9);
+        other.python.iter_mut().for_each(|python| python.tid += 1);
+        assert_eq!(stacks(&other), format!("{native};{kernel}"));
+    }
+
+    #[test]
+    fn what_python_represents_keeps_the_number_of_samples() {
+        let mut rec = with_python(7);
+        // A sample without a whole stack is drawn if a Python stack is near it, and is not counted.
+        let shallow = CpuSample { deep: false, t_ns: 100_000_001, ..rec.samples[0] };
+        rec.samples.push(shallow);
+        let total: u64 =
+            stacks(&rec).lines().map(|l| l.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum();
+        assert_eq!(total, 100);
     }
 
     #[test]

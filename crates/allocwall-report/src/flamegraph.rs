@@ -7,7 +7,7 @@
 //! 3. it is a kernel frame: the class of most samples that pass through it;
 //! 4. application.
 
-use super::collapsed::{Names, Place, drawn, place};
+use super::collapsed::{Names, Place, drawn};
 use super::escape::markup;
 use super::text::why_not_first;
 use allocwall_diagnose::bill::{Bill, Classifier};
@@ -27,6 +27,7 @@ fn fill(class: CostClass) -> (u8, u8, u8) {
         CostClass::AllocatorCode => (86, 180, 233),
         CostClass::AllocatorLocks => (30, 130, 190),
         CostClass::RuntimeAllocator => (168, 215, 242),
+        CostClass::BlockFilling => (130, 220, 225),
         CostClass::GarbageCollector => (120, 200, 160),
         CostClass::FaultPath => (230, 120, 50),
         CostClass::Zeroing => (250, 180, 70),
@@ -57,8 +58,8 @@ pub fn svg(rec: &Recording, bill: &Bill) -> Measured<String> {
     let names = Names::of(rec);
     // A busy target has hundreds of samples of the same stack, so each stack is formatted once.
     let mut seen: BTreeMap<(Place, CostClass), u64> = BTreeMap::new();
-    for (index, sample) in drawn(rec) {
-        *seen.entry((place(sample), classes[index])).or_default() += 1;
+    for drawn in drawn(rec, &classes) {
+        *seen.entry((drawn.place(), classes[drawn.index])).or_default() += drawn.count;
     }
     for ((place, class), count) in seen {
         tree.add(&names.frames(place), class, count);
@@ -102,7 +103,7 @@ fn marked_class(c: char) -> Option<CostClass> {
 /// C0 control characters, without tab, line feed and other blanks, which inferno trims.
 const MARKS: [char; CostClass::ALL.len()] = [
     '\u{1}', '\u{2}', '\u{3}', '\u{4}', '\u{5}', '\u{6}', '\u{7}', '\u{8}', '\u{e}', '\u{f}', '\u{10}',
-    '\u{11}', '\u{12}', '\u{13}', '\u{14}', '\u{15}', '\u{16}', '\u{17}', '\u{18}',
+    '\u{11}', '\u{12}', '\u{13}', '\u{14}', '\u{15}', '\u{16}', '\u{17}', '\u{18}', '\u{19}',
 ];
 
 type Votes = BTreeMap<CostClass, u64>;

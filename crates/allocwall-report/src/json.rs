@@ -1,7 +1,9 @@
 //! The JSON document, version 1. docs/json.md describes every field; a test compares the two.
 
+use super::counters;
 use super::escape;
-use allocwall_diagnose::bill::{Bill, CpuLine, Site, WaitLine};
+use super::memory_text::bill_value as resident_bill;
+use allocwall_diagnose::bill::{Basis, Bill, CpuLine, Site, WaitLine};
 use allocwall_diagnose::{Finding, Prescription, Verdict};
 use allocwall_model::catalogue::cost::CostClass;
 use allocwall_model::recording::{
@@ -47,6 +49,12 @@ pub fn value(rec: &Recording, bill: &Bill, verdict: &Verdict) -> Value {
         "next": list(&verdict.next, |line| json!(line.to_string())),
         "bill": bill_value(bill),
         "runtimes": list(&rec.accounts, account),
+        "hardware": measured(&rec.hardware, |counts| counters::value(counts, rec, bill)),
+        "resident": measured(&rec.resident, |memory| json!({
+            "bills": list(&memory.bills, resident_bill),
+            "others": memory.others,
+            "unread": memory.unread.as_ref().map(absence),
+        })),
         "target": {
             "cgroup": rec.cgroup,
             "launched": rec.meta.command,
@@ -111,6 +119,7 @@ fn remedy(r: &Prescription) -> Value {
         "title": r.title,
         "gain": r.gain.as_ref().map(interval),
         "at_most": r.at_most.map(number),
+        "returns_bytes": r.returns_bytes,
         "basis": r.basis,
         "restart": r.restart,
         "how": r.how.command,
@@ -133,6 +142,12 @@ fn bill_value(bill: &Bill) -> Value {
         "on_cpu": measured(&bill.on_cpu, |lines| list(lines, cpu_line)),
         "faulted": list(&bill.faulted, |faulted| json!({
             "wall": faulted.wall.key(),
+            "basis": faulted.basis.key(),
+            "faults": match faulted.basis {
+                Basis::CpuTime => Value::Null,
+                Basis::Number { faults } => json!(faults),
+            },
+            "method": faulted.basis.method(),
             "samples": faulted.samples,
             "known": faulted.known,
             "owners": list(&faulted.owners, |one| json!({
@@ -315,8 +330,9 @@ fn recording(rec: &Recording) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use super::super::sketches;
+    use super::super::{memory_text, sketches};
     use super::*;
+    use allocwall_model::resident::TargetMemory;
     use std::collections::BTreeSet;
 
     /// Every path of a document, such as `bill.on_cpu[].share.low`, down to strings, numbers and lists of strings. An
@@ -328,7 +344,8 @@ mod tests {
                 for (name, value) in fields {
                     let at = if at.is_empty() { name.clone() } else { format!("{at}.{name}") };
                     match name.as_str() {
-                        "missing" => drop(into.insert(at)),
+                        // The fields of a bill have a section of their own: those of `allocwall memory`.
+                        "missing" | "bills" => drop(into.insert(at)),
                         _ => paths(value, &at, into),
                     }
                 }
@@ -374,10 +391,44 @@ mod tests {
     }
 
     #[test]
+    fn resident_memory_is_a_part_of_the_document_or_has_its_reason() {
+        let mut case = sketches::first_touch();
+        let bill = memory_text::tests::bill();
+        case.rec.resident = Ok(TargetMemory { bills: vec![bill.clone()], others: 2, unread: None });
+        case.verdict.remedies[0].returns_bytes = Some(5);
+        let document = value(&case.rec, &case.bill, &case.verdict);
+        let alone: Value = serde_json::from_str(&memory_text::document(&bill)).expect("valid JSON");
+        let part = document["resident"]["bills"][0].as_object().expect("an object");
+        for (name, field) in part {
+            assert_eq!(*field, alone[name], "{name}");
+        }
+        let own: BTreeSet<&str> =
+            alone.as_object().into_iter().flatten().map(|(name, _)| name.as_str()).collect();
+        let shared: BTreeSet<&str> = part.keys().map(String::as_str).collect();
+        assert_eq!(own.difference(&shared).copied().collect::<Vec<_>>(), ["tool", "version"]);
+        assert_eq!(
+            (&document["resident"]["others"], &document["remedies"][0]["returns_bytes"]),
+            (&json!(2), &json!(5))
+        );
+        assert_eq!(document["resident"]["unread"], Value::Null);
+        let refused = Absence::new(allocwall_model::units::Reason::TooCostly, "it is too large");
+        case.rec.resident.as_mut().expect("set").unread = Some(refused);
+        let document = value(&case.rec, &case.bill, &case.verdict);
+        assert_eq!(document["resident"]["unread"]["reason"], "too_costly");
+        case.rec.resident = Err(Absence::new(allocwall_model::units::Reason::Vanished, "it ended"));
+        let document = value(&case.rec, &case.bill, &case.verdict);
+        assert_eq!(document["resident"]["absent"]["reason"], "vanished");
+        assert_eq!(document["remedies"][1]["returns_bytes"], Value::Null);
+    }
+
+    #[test]
     fn the_page_and_the_document_name_the_same_fields() {
         let mut fields = BTreeSet::new();
         let mut cases = sketches::all();
         cases[0].rec.accounts = vec![runtime()];
+        cases[0].rec.hardware = Ok(counters::tests::counts());
+        cases[0].rec.resident =
+            Ok(TargetMemory { bills: vec![memory_text::tests::bill()], others: 0, unread: None });
         for case in cases {
             paths(&value(&case.rec, &case.bill, &case.verdict), "", &mut fields);
         }

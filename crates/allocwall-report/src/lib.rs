@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod collapsed;
+mod counters;
 pub mod escape;
 pub mod flamegraph;
 pub mod json;

@@ -1,11 +1,14 @@
-//! The resident memory of a process as text and as a JSON document, version 1 (docs/json.md). The printed numbers sum too:
-//! they are rounded together.
+//! The resident memory of a process as text and as a JSON document, version 1 (docs/json.md), and as a section of a
+//! diagnosis. The printed numbers sum too: they are rounded together.
 
 use super::json::{absence, interval, list, measured, plain, printed};
 use super::layout::{apportion, columns, elide_end, elide_middle, left, right};
-use super::text::{Ink, Page, Style, bytes};
+use super::text::{Ink, Page, Style, bytes, restart};
+use allocwall_model::catalogue::remedies::find;
+use allocwall_model::catalogue::thresholds::{self, Floor};
+use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::recording::Runtime;
-use allocwall_model::resident::{ResidentBill, ResidentOwner, Return, Row, Split};
+use allocwall_model::resident::{ResidentBill, ResidentOwner, Return, Row, Split, TargetMemory};
 use allocwall_model::units::{Interval, Measured, count, thousands};
 use serde_json::{Value, json};
 
@@ -18,9 +21,19 @@ pub fn document(bill: &ResidentBill) -> String {
 }
 
 fn value(bill: &ResidentBill) -> Value {
-    json!({
+    let mut document = json!({
         "version": VERSION,
         "tool": { "name": "allocwall", "version": env!("CARGO_PKG_VERSION") },
+    });
+    if let (Value::Object(document), Value::Object(fields)) = (&mut document, bill_value(bill)) {
+        document.extend(fields);
+    }
+    document
+}
+
+/// The same as a part of another document.
+pub fn bill_value(bill: &ResidentBill) -> Value {
+    json!({
         "pid": bill.pid,
         "comm": bill.comm,
         "cmdline": bill.cmdline,
@@ -54,6 +67,7 @@ fn split(split: &Split) -> Value {
         "free_bytes": interval(&split.free_bytes),
         "cached_bytes": interval(&split.cached_bytes),
         "trimmable_bytes": interval(&split.trimmable_bytes),
+        "top_bytes": interval(&split.top_bytes),
         "method": split.method,
         "unfinished": split.unfinished.as_ref().map(absence),
     })
@@ -73,31 +87,156 @@ fn runtime_name(runtime: &Runtime) -> &'static str {
 pub fn table(bill: &ResidentBill, style: Style) -> String {
     let mut page = Page::new(style);
     header(&mut page, bill);
-    let total = bill.resident_bytes();
-    let unit = Unit::of(total);
-    let shape = Shape::fit(page.width);
-    page.blank();
-    let aside = format!("{} {}", unit.shown(unit.units(total as f64)), unit.name);
-    let heads =
-        shape.line("RESIDENT", &aside, ["resident", "live", shape.free_head(), "lazily freed", "live, 95 %"]);
-    let rest = heads.strip_prefix("RESIDENT").unwrap_or_default();
-    let heads = format!("{}{}", page.paint(Ink::Heading, "RESIDENT"), page.paint(Ink::Faint, rest));
-    page.line(&heads);
-    let parts: Vec<f64> = bill.rows.iter().map(|row| row.amount.resident_bytes as f64).collect();
-    let units = apportion(&parts, unit.units(total as f64));
-    let mut others = vec![];
-    for (row, units) in bill.rows.iter().zip(units) {
-        if !row.owner.is_allocated() {
-            others.push(format!("{} {}", row.owner.title(), unit.shown(units)));
-        } else if row.amount.resident_bytes > 0 {
-            page.line(&table_row(row, units, &unit, &shape));
-        }
-    }
-    page.wrapped(2, &others.join(" · "), Ink::Plain);
+    let (unit, shape) = (Unit::of(bill.resident_bytes()), Shape::fit(page.width));
+    rows(&mut page, "RESIDENT", bill, &unit, &shape);
     beside(&mut page, bill, &shape);
     remedies(&mut page, bill);
     limits(&mut page, bill, &unit, &shape);
     page.out
+}
+
+/// What a diagnosis knows of the first process besides its bill.
+#[derive(Clone, Copy, Debug)]
+pub struct Known {
+    /// Resident memory of the target at the end of the window, as the head of the report shows it; 0 if unknown.
+    pub resident_end: u64,
+    /// It had not ended with the window.
+    pub lives: bool,
+}
+
+/// The bill of the first process as a section of a diagnosis. How it was measured is in the JSON document. Of memory that
+/// is too small for a wall, only the rows are shown.
+pub fn section(page: &mut Page, memory: &TargetMemory, known: Known) {
+    let Some(bill) = memory.bills.first() else { return };
+    let unit = Unit::of(bill.resident_bytes());
+    let small = match thresholds::of(Wall::Retention).floor {
+        Floor::Bytes(floor) => memory.others == 0 && (resident_bytes(memory) as f64) < floor,
+        Floor::PerSecond(_) | Floor::None => false,
+    };
+    if small {
+        brief_rows(page, bill, &unit);
+    } else {
+        let shape = Shape::fit(page.width);
+        rows(page, "MEMORY", bill, &unit, &shape);
+        beside(page, bill, &shape);
+    }
+    let (late, read_again) = (is_late(memory, known), format!("allocwall memory -p {}", bill.pid));
+    let mut about = vec![match late {
+        true => format!(
+            "pid {}: at the end of the window it was {} (head of this report); this was read shortly after",
+            bill.pid,
+            bytes(known.resident_end)
+        ),
+        false => format!("pid {}, at the end of the window", bill.pid),
+    }];
+    if bill.disagrees() {
+        let changed = disagreement(bill);
+        about.push(if known.lives { format!("{changed}. Read it again: {read_again}") } else { changed });
+    }
+    about.extend(others(memory));
+    if small {
+        about.push("too small for a retention wall".to_owned());
+    }
+    page.wrapped(2, &about.join(" · "), if late || bill.disagrees() { Ink::Warn } else { Ink::Faint });
+    if !small {
+        page.wrapped(2, METHOD, Ink::Faint);
+    } else if known.lives && !bill.disagrees() {
+        page.wrapped(2, &format!("memory in use (live) and free: {read_again}"), Ink::Faint);
+    }
+    let returns: Vec<String> =
+        bill.returns().iter().map(|r| format!("{}, {}", r.title, bytes(r.at_most_bytes))).collect();
+    if !returns.is_empty() && !small {
+        let text = format!("could be returned, at most: {} ({SAME_MEMORY})", returns.join(" · "));
+        page.wrapped(2, &text, Ink::Plain);
+    }
+}
+
+/// Where a diagnosis has what its text leaves out.
+const METHOD: &str =
+    "how it was measured: allocwall report FILE --json, field resident.bills[].rows[].split.method";
+const SAME_MEMORY: &str = "these remedies act on the same memory: do not add the figures";
+
+/// Whether the only process has other memory than at the end of the window: more than a tenth of the larger figure.
+fn is_late(memory: &TargetMemory, known: Known) -> bool {
+    let [bill] = &memory.bills[..] else { return false };
+    let (end, read) = (known.resident_end, bill.resident_bytes());
+    memory.others == 0 && end > 0 && end.abs_diff(read) as f64 > 0.1 * end.max(read) as f64
+}
+
+/// Why the sum of the rows is not the kernel's figure.
+fn disagreement(bill: &ResidentBill) -> String {
+    let [before, after] = [bill.rss_before_bytes, bill.rss_after_bytes].map(bytes);
+    if before == after {
+        return format!("VmRSS was {after}: the kernel's counter is late, or not all was read");
+    }
+    format!("the memory changed while it was read: VmRSS was {before} before and {after} after")
+}
+
+/// Of all processes that were read.
+fn resident_bytes(memory: &TargetMemory) -> u64 {
+    memory.bills.iter().fold(0, |sum, bill| sum.saturating_add(bill.resident_bytes()))
+}
+
+/// The rows in one line, largest first, without those that would print as zero.
+fn brief_rows(page: &mut Page, bill: &ResidentBill, unit: &Unit) {
+    let mut rows = printed_rows(bill, unit);
+    rows.retain(|(_, units)| *units > 0);
+    rows.sort_by_key(|(_, units)| std::cmp::Reverse(*units));
+    page.section("MEMORY", &format!("{} {}", unit.shown(total_units(bill, unit)), unit.name));
+    let rows: Vec<String> =
+        rows.iter().map(|(row, units)| format!("{} {}", row.owner.title(), unit.shown(*units))).collect();
+    if !rows.is_empty() {
+        page.wrapped(2, &rows.join(" · "), Ink::Plain);
+    }
+}
+
+fn total_units(bill: &ResidentBill, unit: &Unit) -> u64 {
+    unit.units(bill.resident_bytes() as f64)
+}
+
+/// Each row with its printed size. The sizes sum to the printed total.
+fn printed_rows<'b>(bill: &'b ResidentBill, unit: &Unit) -> Vec<(&'b Row, u64)> {
+    let parts: Vec<f64> = bill.rows.iter().map(|row| row.amount.resident_bytes as f64).collect();
+    bill.rows.iter().zip(apportion(&parts, total_units(bill, unit))).collect()
+}
+
+/// What of the target's memory the section does not show.
+fn others(memory: &TargetMemory) -> Vec<String> {
+    let more = memory.bills.len().saturating_sub(1);
+    let mut others = vec![];
+    if more > 0 {
+        others.push(format!("{} with --json", count(more, "more bill")));
+    }
+    let why = memory.unread.as_ref().map_or(String::new(), |why| format!(": {why}"));
+    match memory.others {
+        0 => {}
+        1 => others.push(format!("1 other process was not read{why}")),
+        n => others.push(format!("{} other processes were not read{why}", thousands(n))),
+    }
+    others
+}
+
+fn rows(page: &mut Page, title: &str, bill: &ResidentBill, unit: &Unit, shape: &Shape) {
+    page.blank();
+    let aside = format!("{} {}", unit.shown(total_units(bill, unit)), unit.name);
+    let heads = ["resident", "live", shape.free_head(), "lazily freed", "live, 95 % interval"];
+    let heads = shape.line(title, &aside, heads);
+    let rest = heads.strip_prefix(title).unwrap_or_default();
+    let heads = format!("{}{}", page.paint(Ink::Heading, title), page.paint(Ink::Faint, rest));
+    page.line(&heads);
+    let mut others = vec![];
+    for (row, units) in printed_rows(bill, unit) {
+        if units == 0 {
+            continue;
+        }
+        match row.owner.is_allocated() {
+            true => page.line(&table_row(row, units, unit, shape)),
+            false => others.push(format!("{} {}", row.owner.title(), unit.shown(units))),
+        }
+    }
+    if !others.is_empty() {
+        page.wrapped(2, &others.join(" · "), Ink::Plain);
+    }
 }
 
 fn header(page: &mut Page, bill: &ResidentBill) {
@@ -122,8 +261,7 @@ fn header(page: &mut Page, bill: &ResidentBill) {
         bytes(bill.rss_after_bytes)
     );
     if bill.disagrees() {
-        let why =
-            "the process changed meanwhile, the kernel's counter is behind, or not all was read (see LIMITS)";
+        let why = "the process changed during the reading, or the kernel's counter is late, or not all was read (see LIMITS)";
         page.wrapped(2, &format!("{sums}: {why}."), Ink::Warn);
     } else {
         page.wrapped(2, &format!("{sums}."), Ink::Faint);
@@ -237,6 +375,9 @@ fn range(value: Interval, unit: &Unit) -> String {
     if low == high { String::new() } else { format!("{} to {}", unit.shown(low), unit.shown(high)) }
 }
 
+/// Container runtimes name cgroups by hashes.
+const LONGEST_GROUP: usize = 24;
+
 /// What is no part of the resident memory.
 fn beside(page: &mut Page, bill: &ResidentBill, shape: &Shape) {
     let lazily = bill.rows.iter().fold(0u64, |sum, row| sum.saturating_add(row.amount.lazily_freed_bytes));
@@ -253,13 +394,13 @@ fn beside(page: &mut Page, bill: &ResidentBill, shape: &Shape) {
     if let Ok(group) = &bill.group {
         beside.push(format!(
             "all of cgroup {}: kernel memory {}, page cache {}",
-            group.path,
+            elide_middle(&group.path, LONGEST_GROUP),
             bytes(group.kernel_bytes),
             bytes(group.page_cache_bytes)
         ));
     }
     if !beside.is_empty() {
-        page.wrapped(2, &format!("beside it: {}", beside.join(" · ")), Ink::Faint);
+        page.wrapped(2, &format!("not in the sum: {}", beside.join(" · ")), Ink::Faint);
     }
 }
 
@@ -274,14 +415,15 @@ fn remedies(page: &mut Page, bill: &ResidentBill) {
     if returns.is_empty() && (heaps.peek().is_none() || heaps.any(|row| row.split.is_err())) {
         return;
     }
-    page.section("REMEDIES", "what each could return at most; they act on the same memory");
     if returns.is_empty() {
+        page.section("REMEDIES", "");
         return page.wrapped(2, "None would return 1 MiB or more of malloc's memory.", Ink::Plain);
     }
-    for Return { remedy, title, of, at_most_bytes, restart } in returns {
+    page.section("REMEDIES", &format!("upper limit for each; {SAME_MEMORY}"));
+    for Return { remedy, title, of, at_most_bytes, restart: needed } in returns {
         let lead = format!("  {}{}  ", left(remedy, 18), right(&bytes(at_most_bytes), 11));
-        let restart = if restart { " · restart" } else { "" };
-        page.hang(&lead, Ink::Plain, 33, &format!("{title}: {of}{restart}"), Ink::Plain);
+        let text = format!("{title}: {of} · {}", restart(needed, find(remedy)));
+        page.hang(&lead, Ink::Plain, 33, &text, Ink::Plain);
     }
 }
 
@@ -313,7 +455,7 @@ fn method(split: &Split, unit: &Unit, shape: &Shape) -> (String, Ink) {
     let between = range(split.live_bytes, unit);
     let mut text = split.method.clone();
     if !shape.interval && !between.is_empty() {
-        text.push_str(&format!(", live {between} {} (95 %)", unit.name));
+        text.push_str(&format!(", live {between} {} (95 % interval)", unit.name));
     }
     match &split.unfinished {
         Some(why) => (format!("{text}, until reading stopped: {}", why.with_advice()), Ink::Warn),
@@ -327,7 +469,7 @@ fn absent<T>(what: &str, value: &Measured<T>) -> Option<(String, Ink)> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use allocwall_model::catalogue::modules::AllocatorKind;
     use allocwall_model::recording::{Allocator, Linkage};
@@ -348,13 +490,14 @@ mod tests {
             free_bytes: Interval::new(mib(free - 0.5), mib(free), mib(free + 0.5)),
             cached_bytes: Interval::exact(0.0),
             trimmable_bytes: Interval::new(mib(free - 2.0), mib(free - 1.0), mib(free)),
+            top_bytes: Interval::exact(0.0),
             method: "200 parts of 64 KiB were read".into(),
             unfinished: None,
         }
     }
 
     /// The heap of OWNERS.md: much of it is free.
-    fn bill() -> ResidentBill {
+    pub fn bill() -> ResidentBill {
         let nothing = || Err(undistinguished("no allocator keeps free memory here"));
         let rows = vec![
             row(ResidentOwner::Heap, 5767, Ok(sampled(9.0, 567.7))),
@@ -387,6 +530,8 @@ mod tests {
                 module,
                 version: None,
             }),
+            secure_exec: Ok(false),
+            environment: vec![],
             rows,
             rss_before_bytes: 5838 * MIB / 10,
             rss_after_bytes: 5838 * MIB / 10,
@@ -411,14 +556,18 @@ mod tests {
             let words = found.unwrap_or_else(|| panic!("{start}: {text}")).split_whitespace();
             words.map(str::to_owned).collect::<Vec<String>>().join(" ")
         };
-        assert_eq!(line("RESIDENT"), "RESIDENT 583.8 MiB resident live free, kept lazily freed live, 95 %");
-        assert_eq!(line("malloc: main heap"), "malloc: main heap 576.7 9.0 567.7 0.0 8.5 to 9.5");
-        assert_eq!(line("malloc: mapped blocks"), "malloc: mapped blocks 4.6 4.6 0.0 0.0");
+        assert_eq!(
+            line("RESIDENT"),
+            "RESIDENT 583.8 MiB resident live free, kept lazily freed live, 95 % interval"
+        );
+        assert_eq!(line("main heap (brk)"), "main heap (brk) 576.7 9.0 567.7 0.0 8.5 to 9.5");
+        assert_eq!(line("malloc's mapped blocks"), "malloc's mapped blocks 4.6 4.6 0.0 0.0");
         assert_eq!(line("other private memory"), "other private memory 1.2 – – 0.0");
-        assert_eq!(line("stacks"), "stacks 0.0 · files 1.3 · shared memory 0.0 · other 0.0");
+        // Rows that would print as zero are left out.
+        assert_eq!(line("files"), "files 1.3");
         assert!(
-            line("beside it")
-                .starts_with("beside it: page tables 1.2 MiB · all of cgroup /web: kernel memory")
+            line("not in the sum")
+                .starts_with("not in the sum: page tables 1.2 MiB · all of cgroup /web: kernel memory")
         );
         assert!(!text.contains("arenas of threads"), "{text}");
         let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -431,7 +580,7 @@ mod tests {
     fn remedies_have_their_upper_bound() {
         let text = page(&bill(), 100);
         let (_, remedies) = text.split_once("REMEDIES").unwrap();
-        assert!(remedies.contains("malloc-trim"), "{text}");
+        assert!(remedies.contains("malloc-trim") && remedies.contains("change and restart"), "{text}");
         assert!(remedies.contains("567.7 MiB") && remedies.contains("568.2 MiB"), "{text}");
         assert!(!remedies.contains("glibc-arenas-few"), "{text}");
         let mut little = bill();
@@ -450,6 +599,142 @@ mod tests {
         assert!(page(&little, 100).contains("None would return 1 MiB or more"));
     }
 
+    /// Of a process that lives, whose memory did not change after the window.
+    fn printed_section(memory: &TargetMemory, width: usize) -> String {
+        let resident_end = memory.bills[0].resident_bytes();
+        printed_beside(memory, Known { resident_end, lives: true }, width)
+    }
+
+    fn printed_beside(memory: &TargetMemory, known: Known, width: usize) -> String {
+        let mut page = Page::new(Style { color: false, width });
+        section(&mut page, memory, known);
+        page.out
+    }
+
+    fn on_one_line(text: &str) -> String {
+        text.split_whitespace().collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn a_diagnosis_has_the_rows_and_what_remedies_would_return() {
+        let mut memory = TargetMemory { bills: vec![bill()], others: 0, unread: None };
+        let text = printed_section(&memory, 100);
+        assert!(text.starts_with("\nMEMORY  583.8 MiB") && text.lines().count() <= 14, "{text}");
+        let flat = on_one_line(&text);
+        for part in [
+            "main heap (brk) 576.7 9.0 567.7 0.0 8.5 to 9.5",
+            "other private memory 1.2 – – 0.0",
+            "files 1.3",
+            "not in the sum: page tables 1.2 MiB",
+            "pid 4242, at the end of the window how it was measured: allocwall report FILE --json, field resident.bills",
+            "at most: preload jemalloc, 568.2 MiB · replace each worker process after a number of requests, 568.2 MiB · ",
+            ", 567.7 MiB (these remedies act on the same memory: do not add the figures)",
+        ] {
+            assert!(flat.contains(part), "{part}: {text}");
+        }
+        assert!(
+            !flat.contains("RSS") && !flat.contains("more bill") && !flat.contains("too small"),
+            "{text}"
+        );
+        // Nothing is free, the rows do not sum, and other processes live.
+        memory.bills[0].rows[0].split = Ok(Split::all_live(5767 * MIB / 10, ""));
+        memory.bills[0].rss_before_bytes = 700 * MIB;
+        memory.bills[0].rss_after_bytes = 800 * MIB;
+        memory.bills.push(bill());
+        memory.others = 3;
+        let flat = on_one_line(&printed_section(&memory, 100));
+        let changed = "VmRSS was 700.0 MiB before and 800.0 MiB after. Read it again: allocwall memory -p 4242 · 1 more";
+        assert!(flat.contains(changed), "{flat}");
+        assert!(flat.contains("1 more bill with --json · 3 other processes were not read"), "{flat}");
+        assert!(!flat.contains("could be returned"), "{flat}");
+    }
+
+    #[test]
+    fn memory_that_is_too_small_for_a_wall_is_one_line() {
+        let mut memory = TargetMemory { bills: vec![bill()], others: 0, unread: None };
+        memory.bills[0].rows[0].amount.resident_bytes = 12 * MIB;
+        memory.bills[0].rss_before_bytes = 191 * MIB / 10;
+        memory.bills[0].rss_after_bytes = 191 * MIB / 10;
+        let text = printed_section(&memory, 100);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 5, "{text}");
+        assert_eq!(lines[1], "MEMORY  19.1 MiB");
+        assert_eq!(lines[3].trim(), "pid 4242, at the end of the window · too small for a retention wall");
+        assert_eq!(lines[4].trim(), "memory in use (live) and free: allocwall memory -p 4242");
+        let rows = "main heap (brk) 12.0 · malloc's mapped blocks 4.6 · files 1.3 · other private memory 1.2";
+        assert_eq!(lines[2].trim_start(), rows);
+        assert!(!text.contains("could be returned"), "{text}");
+        // The target has more memory than this process.
+        memory.others = 1;
+        assert!(printed_section(&memory, 100).contains("not in the sum"));
+        memory.others = 0;
+        memory.bills.push(bill());
+        assert!(printed_section(&memory, 100).contains("not in the sum"));
+    }
+
+    #[test]
+    fn the_reason_of_a_process_that_was_refused_is_shown() {
+        let mut memory = TargetMemory { bills: vec![bill()], others: 1, unread: None };
+        let why = ": process 7 has more than 8 GiB";
+        let is_shown = |memory: &TargetMemory| {
+            let text = on_one_line(&printed_section(memory, 100));
+            assert!(text.contains("1 other process was not read"), "{text}");
+            text.contains(&format!("1 other process was not read{why}"))
+        };
+        assert!(!is_shown(&memory));
+        memory.unread = Some(Absence::new(Reason::TooCostly, "process 7 has more than 8 GiB"));
+        assert!(is_shown(&memory));
+    }
+
+    #[test]
+    fn a_process_that_ended_is_not_read_again() {
+        let mut memory = TargetMemory { bills: vec![bill()], others: 0, unread: None };
+        let printed = |memory: &TargetMemory, lives| {
+            let resident_end = memory.bills[0].resident_bytes();
+            on_one_line(&printed_beside(memory, Known { resident_end, lives }, 100))
+        };
+        memory.bills[0].rss_before_bytes = 700 * MIB;
+        memory.bills[0].rss_after_bytes = 800 * MIB;
+        for lives in [true, false] {
+            let text = printed(&memory, lives);
+            assert!(text.contains("the memory changed while it was read: VmRSS was 700.0 MiB"), "{text}");
+            assert_eq!(text.contains("allocwall memory -p 4242"), lives, "{text}");
+        }
+        memory.bills[0].rss_before_bytes = 800 * MIB;
+        let text = printed(&memory, true);
+        assert!(text.contains("VmRSS was 800.0 MiB: the kernel's counter is late, or not all was"), "{text}");
+        memory.bills[0].rows[0].amount.resident_bytes = 12 * MIB;
+        memory.bills[0].rss_after_bytes = 191 * MIB / 10;
+        for lives in [true, false] {
+            let text = printed(&memory, lives);
+            assert!(text.contains("too small for a retention wall"), "{text}");
+            assert_eq!(text.contains("allocwall memory -p 4242"), lives, "{text}");
+        }
+    }
+
+    #[test]
+    fn memory_that_changed_after_the_window_is_compared_with_the_head() {
+        let mut memory = TargetMemory { bills: vec![bill()], others: 0, unread: None };
+        let is_compared = |memory: &TargetMemory, mib: u64| {
+            let known = Known { resident_end: mib * MIB, lives: true };
+            let text = on_one_line(&printed_beside(memory, known, 100));
+            let late = format!(
+                "pid 4242: at the end of the window it was {mib}.0 MiB (head of this report); this was read shortly after"
+            );
+            assert_ne!(text.contains(&late), text.contains("pid 4242, at the end of the window"), "{text}");
+            text.contains(&late)
+        };
+        // It has 583.8 MiB now.
+        assert!(is_compared(&memory, 172) && is_compared(&memory, 650));
+        assert!(!is_compared(&memory, 540) && !is_compared(&memory, 640) && !is_compared(&memory, 0));
+        // The head counts all processes.
+        memory.others = 1;
+        assert!(!is_compared(&memory, 1720));
+        memory.others = 0;
+        memory.bills.push(bill());
+        assert!(!is_compared(&memory, 1720));
+    }
+
     #[test]
     fn a_sum_that_disagrees_and_what_was_not_read_have_their_reasons() {
         let mut bill = bill();
@@ -462,7 +747,9 @@ mod tests {
         }
         let text = page(&bill, 100).split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(
-            text.contains("VmRSS was 700.0 MiB before and 800.0 MiB after the reading: the process"),
+            text.contains(
+                "VmRSS was 700.0 MiB before and 800.0 MiB after the reading: the process changed during"
+            ),
             "{text}"
         );
         assert!(text.contains("a part was not read"), "{text}");
@@ -476,13 +763,13 @@ mod tests {
         for width in [60, 80, 100] {
             let text = page(&bill, width).split_whitespace().collect::<Vec<_>>().join(" ");
             assert!(text.contains("8.5 to 9.5"), "{width}: {text}");
-            assert_eq!(text.contains("live 8.5 to 9.5 MiB (95 %)"), width < 100, "{text}");
+            assert_eq!(text.contains("live 8.5 to 9.5 MiB (95 % interval)"), width < 100, "{text}");
             assert!(text.contains("lazily freed"), "{width}: {text}");
             assert_eq!(text.contains("lazily freed, in the rows: 1.0 MiB"), width < 80, "{text}");
         }
         // The near twin: there is none.
         bill.rows[4].amount.lazily_freed_bytes = 0;
-        assert!(!page(&bill, 60).contains("lazily freed"));
+        assert!(!page(&bill, 60).contains("lazily freed, in the rows"));
     }
 
     #[test]
@@ -499,7 +786,7 @@ mod tests {
         bill.rows.iter_mut().for_each(|row| row.amount.resident_bytes = 0);
         bill.rows[6].amount.resident_bytes = 1200 << 10;
         let text = page(&bill, 100);
-        assert!(text.contains("1,200 KiB") && text.contains("files 1,200 ·"), "{text}");
+        assert!(text.contains("1,200 KiB") && text.contains("  files 1,200\n"), "{text}");
     }
 
     #[test]
@@ -509,7 +796,8 @@ mod tests {
         bill.notes
             .push("a note of one line that is longer than the narrowest page: it has to be wrapped".into());
         for width in 40..=100 {
-            for line in page(&bill, width).lines() {
+            let memory = TargetMemory { bills: vec![bill.clone(); 2], others: 3, unread: None };
+            for line in page(&bill, width).lines().chain(printed_section(&memory, width).lines()) {
                 assert!(columns(line) <= width, "{width}: {line}");
             }
         }

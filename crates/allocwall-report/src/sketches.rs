@@ -1,6 +1,6 @@
 //! Cases for the tests of the reports. The figures are invented.
 
-use allocwall_diagnose::bill::{Bill, CpuLine, Faulted, OwnerShare, Rates, Sampled, Site, WaitLine};
+use allocwall_diagnose::bill::{Basis, Bill, CpuLine, Faulted, OwnerShare, Rates, Sampled, Site, WaitLine};
 use allocwall_diagnose::{Finding, Prescription, ShellLine, Status, Verdict, Whole};
 use allocwall_model::catalogue::advice::{self, Advice};
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
@@ -190,6 +190,7 @@ fn bill(shares: &[(CostClass, f64)], cpu_s: f64) -> Bill {
                 sites: vec![],
                 unknown_purpose: 0.0,
                 unread: 0.0,
+                may_be_gil: 0.0,
             })
             .to_vec(),
         rates: Rates {
@@ -215,6 +216,7 @@ fn site(function: &str, share: f64, python: Option<&str>, path: &[&str]) -> Site
         module: "/usr/lib/python3/dist-packages/service/_codec.cpython-311-x86_64-linux-gnu.so".into(),
         python: python.map(String::from),
         share,
+        least: 0.9 * share,
         path: path.iter().map(|p| p.to_string()).collect(),
     }
 }
@@ -262,7 +264,7 @@ fn ladder() -> Vec<Finding> {
         finding(Wall::CallRate, RuledOut, "1.2 % of CPU (≤ 1.4 %)"),
         finding(Wall::AllocatorCode, RuledOut, "1.2 % of CPU (≤ 1.4 %)"),
         finding(Wall::AllocatorContention, RuledOut, "0 % of working time (≤ 0.1 %)"),
-        finding(Wall::Retention, RuledOut, "68 % of resident memory, but only 16 MiB"),
+        finding(Wall::Retention, RuledOut, "68 % of resident memory; too little: at most 16 MiB"),
     ]
 }
 
@@ -278,6 +280,7 @@ fn remedy(key: &str, title: &str, gain: Option<Interval>, restart: bool, how: &s
         title: title.into(),
         gain,
         at_most: Some(gain.map_or(0.61, |g| g.high)),
+        returns_bytes: None,
         basis: "fault path and zeroing (60.8 % of CPU) × this machine's price of a 2 MiB touch against 512 of 4 KiB".into(),
         restart,
         how: how.into(),
@@ -302,6 +305,7 @@ pub fn first_touch() -> Case {
     );
     bill.faulted = vec![Faulted {
         wall: Wall::FirstTouch,
+        basis: Basis::CpuTime,
         samples: 6080,
         known: 0.94,
         owners: vec![

@@ -1,20 +1,25 @@
 //! The text report of a diagnosis: the verdict, the bill, the ladder, the remedies, the limits and the next commands.
 
+use super::counters;
 use super::escape::terminal;
 use super::layout::{apportion, columns, elide_end, elide_middle, left, right, shell_lines, wrap};
-use allocwall_diagnose::bill::{Bill, CpuLine, Faulted, NO_SYMBOL, Site, WaitLine};
+use super::memory_text;
+use allocwall_diagnose::bill::{Basis, Bill, CpuLine, Faulted, NO_SYMBOL, Site, WaitLine};
 use allocwall_diagnose::remedies::treated;
 use allocwall_diagnose::{Finding, Prescription, ShellLine, Status, Verdict, main_process};
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
 use allocwall_model::catalogue::owners::Owner;
-use allocwall_model::catalogue::remedies::{self, Effect, Remedy};
+use allocwall_model::catalogue::remedies::{self, Argument, Effect, Kind, Remedy};
+use allocwall_model::catalogue::symbols;
 use allocwall_model::catalogue::thresholds::MIN_SAMPLES;
+use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::recording::{
-    Allocator, AllocatorKind, Ended, Figure, Libc, Linkage, ModuleRole, ProbeState, Process, Recording,
-    Runtime, RuntimeAccount,
+    Allocator, AllocatorKind, Ended, Figure, Libc, Linkage, ModuleRole, ProbeName, ProbeState, Process,
+    Recording, Runtime, RuntimeAccount,
 };
 use allocwall_model::shell::quoted;
 use allocwall_model::units::{Absence, Interval, Reason, plural, thousands};
+use std::collections::BTreeMap;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Style {
@@ -42,7 +47,8 @@ const NEXT_SHOWN: usize = 3;
 const RUNTIMES_SHOWN: usize = 4;
 const NARROWEST: usize = 40;
 /// The last line of the report.
-const TERMS: &str = "Terms: docs/glossary.md in the source, or `allocwall explain NAME`";
+const TERMS: &str =
+    "Terms: docs/glossary.md in the source. Walls, their lines, remedies: `allocwall explain NAME`";
 
 /// The whole report, newline-terminated. No line is wider than `style.width` (or 40, if that is less). `file` is the
 /// path of the recording, if it was written; the next commands use it.
@@ -58,11 +64,21 @@ pub fn diagnosis(
     verdict_sentence(&mut page, verdict);
     on_cpu(&mut page, rec, bill);
     off_cpu(&mut page, bill);
+    if let Ok(memory) = &rec.resident {
+        let pid = memory.bills.first().map(|bill| bill.pid);
+        let lives = rec.processes.iter().any(|process| Some(process.pid) == pid && !process.ended);
+        memory_text::section(
+            &mut page,
+            memory,
+            memory_text::Known { resident_end: bill.rates.resident_end, lives },
+        );
+    }
     let limits = Limits::of(rec, bill, verdict);
     ladder(&mut page, verdict, &limits);
     sites(&mut page, bill, verdict);
     runtimes(&mut page, rec);
     faulted(&mut page, bill);
+    counters::section(&mut page, rec, bill);
     remedies(&mut page, verdict);
     page.section("LIMITS", "what this run could not measure, and its own cost");
     limits.print(&mut page);
@@ -436,12 +452,16 @@ fn on_cpu(page: &mut Page, rec: &Recording, bill: &Bill) {
             ));
         }
     }
-    let ratio = (bill.sampled_cpu_s + bill.switching_cpu_s) / bill.cpu_s.max(1e-9);
-    let agrees = (ratio - 1.0).abs() <= TOLERATED_DISAGREEMENT;
-    let agreement = format!("  total; samples agree with the kernel's accounting ({:.1} %)", ratio * 100.0);
+    let covered = (bill.cpu_s > 0.0).then(|| (bill.sampled_cpu_s + bill.switching_cpu_s) / bill.cpu_s);
+    let agreement = match covered {
+        Some(part) if (part - 1.0).abs() <= TOLERATED_DISAGREEMENT => {
+            format!("  total; samples agree with the kernel's accounting ({:.1} %)", part * 100.0)
+        }
+        _ => "  total".to_owned(),
+    };
     let total = table.wide_row(
         "  total",
-        if agrees { &agreement } else { "  total" },
+        &agreement,
         &format!("{} %", decimal(tenths.iter().sum(), 1)),
         &decimal(hundredths.iter().sum(), 2),
         "",
@@ -451,10 +471,11 @@ fn on_cpu(page: &mut Page, rec: &Recording, bill: &Bill) {
     zero_lines(page, lines, &tenths);
     caveats(page, lines);
     // Without kernel samples they cannot agree. A note of the line says so.
-    if !agrees && rec.meta.kernel_samples {
+    let covered = covered.filter(|part| (part - 1.0).abs() > TOLERATED_DISAGREEMENT);
+    if let Some(part) = covered.filter(|_| rec.meta.kernel_samples) {
         let text = format!(
             "Shares may be biased: samples cover {:.1} % of the CPU time that the kernel charged.",
-            ratio * 100.0
+            part * 100.0
         );
         page.wrapped(2, &text, Ink::Warn);
     }
@@ -542,6 +563,7 @@ fn off_cpu(page: &mut Page, bill: &Bill) {
 
 fn ladder(page: &mut Page, verdict: &Verdict, limits: &Limits) {
     page.section("LADDER", "rungs in order: interference first, then the kernel, then the allocator");
+    let names = Wall::ALL.into_iter().map(|wall| columns(wall.title())).max().unwrap_or(0);
     let mut last_rung = 0;
     for finding in &verdict.findings {
         let number = if finding.rung == last_rung { String::new() } else { finding.rung.to_string() };
@@ -552,18 +574,17 @@ fn ladder(page: &mut Page, verdict: &Verdict, limits: &Limits) {
             Status::RuledOut => ("ruled out", Ink::Good),
             Status::NotMeasured => ("not measured", Ink::Warn),
         };
-        let lead = format!(" {} {} {}", right(&number, 2), left(finding.wall.title(), 20), left(word, 13));
-        let indent = columns(&lead);
-        page.hang(&lead, ink, indent, &reading(finding, limits), Ink::Plain);
+        let name = format!(" {} {} ", right(&number, 2), left(finding.wall.title(), names));
+        let lead = format!("{name}{}", left(word, 13));
+        page.hang(&lead, ink, columns(&lead), &reading(finding, limits), Ink::Plain);
         if finding.status == Status::Wall || finding.status == Status::Contributor {
-            behind(page, finding);
+            behind(page, finding, if page.width >= 80 { columns(&name) } else { 4 });
         }
     }
 }
 
 /// The measured numbers of a wall or contributor. For a wall also a command that shows the same with another tool.
-fn behind(page: &mut Page, finding: &Finding) {
-    let column = if page.width >= 80 { 25 } else { 4 };
+fn behind(page: &mut Page, finding: &Finding, column: usize) {
     let wall = finding.status == Status::Wall;
     let estimate = finding.estimate.as_ref().map(|kind| format!("estimate: {kind}"));
     let numbers: Vec<&str> = finding
@@ -625,6 +646,11 @@ impl Limits {
         if let Err(absence) = &bill.on_cpu {
             limits.add(absence, "the bill".to_string());
         }
+        if let Err(absence) = &rec.resident
+            && absence.reason != Reason::NotApplicable
+        {
+            limits.add(absence, "resident memory by owner".to_string());
+        }
         for probe in &rec.probes {
             match &probe.state {
                 ProbeState::Measured => {}
@@ -647,6 +673,12 @@ impl Limits {
         }
         if let Some(absence) = nameless_code(rec, bill) {
             limits.add(&absence, "names of generated code".to_string());
+        }
+        if let Some(absence) = nameless_python(rec, bill) {
+            limits.add(&absence, "Python functions (in part)".to_string());
+        }
+        if let Some(absence) = thin_stacks(rec) {
+            limits.add(&absence, "call sites (in part)".to_string());
         }
         if let Err(absence) = &rec.prices
             && !verdict.remedies.is_empty()
@@ -708,24 +740,99 @@ impl Limits {
     }
 }
 
+/// Share of CPU time, or of the samples, from which on missing names and callers matter.
+const MUCH: f64 = 0.1;
+
+/// Share of CPU time of call sites in code of one kind that have no name.
+fn nameless(rec: &Recording, bill: &Bill, role: ModuleRole, has_none: impl Fn(&Site) -> bool) -> f64 {
+    let of_role = |path: &str| rec.modules.iter().any(|m| m.role == role && m.path == path);
+    let lines = bill.on_cpu.iter().flatten();
+    lines
+        .flat_map(|l| l.sites.iter().map(move |s| (s, l.share.point)))
+        .filter(|(site, _)| has_none(site) && of_role(&site.module))
+        .map(|(site, share)| site.share * share)
+        .sum()
+}
+
+/// If much of the interpreter's time has no Python function although Python's stacks could be read.
+fn nameless_python(rec: &Recording, bill: &Bill) -> Option<Absence> {
+    let has_python = rec.processes.iter().any(|p| matches!(p.runtime, Ok(Runtime::Cpython { .. })));
+    let share = nameless(rec, bill, ModuleRole::Cpython, |site| site.python.is_none());
+    if !has_python || share < MUCH || rec.probe_absence(ProbeName::PythonStacks).is_some() {
+        return None;
+    }
+    let read = rec.python.len() as u64;
+    let detail = format!(
+        "too few Python stacks were read at the time of samples that are {:.0} % of CPU ({} {} in {:.1} s)",
+        share * 100.0,
+        thousands(read),
+        plural(read, "stack"),
+        bill.window_s
+    );
+    Some(Absence::new(Reason::TooLittle, detail).mend("use a longer window: -d 30"))
+}
+
+/// If the callers of many samples are unknown although their stacks were read: where the unwinder stopped.
+fn thin_stacks(rec: &Recording) -> Option<Absence> {
+    /// A longer stack ends where the copied part of it ends.
+    const SHORT: usize = 16;
+    const LEAST_SAMPLES: u64 = 20;
+    // Their own limits say that stacks were not read.
+    let unread = [ProbeName::Names, ProbeName::Code, ProbeName::CpuSamples, ProbeName::Tail];
+    if unread.iter().any(|probe| rec.probe_absence(*probe).is_some()) || rec.meta.ended == Ended::CutOff {
+        return None;
+    }
+    let mut all = 0;
+    let mut cut: BTreeMap<u32, u64> = BTreeMap::new();
+    for sample in rec.samples.iter().filter(|s| s.deep) {
+        let Some(stack) = sample.user.and_then(|s| rec.stacks.get(s as usize)) else { continue };
+        all += 1;
+        let outermost = stack.frames.last().and_then(|f| rec.frames.get(*f as usize));
+        let Some(frame) = outermost.filter(|_| !stack.complete && stack.frames.len() <= SHORT) else {
+            continue;
+        };
+        // Go's code has frame pointers; its stacks end where the scheduler switches them.
+        let of_go = |m: u32| rec.modules.get(m as usize).is_some_and(|module| module.role == ModuleRole::Go);
+        let at_root = frame.symbol.as_deref().is_some_and(symbols::is_root);
+        if let Some(module) = frame.module.filter(|m| !at_root && !of_go(*m)) {
+            *cut.entry(module).or_default() += 1;
+        }
+    }
+    let missing: u64 = cut.values().sum();
+    if all < LEAST_SAMPLES || (missing as f64) < MUCH * all as f64 {
+        return None;
+    }
+    let (most, _) = cut.iter().max_by_key(|(_, count)| **count)?;
+    let module = rec.modules.get(*most as usize)?;
+    let file = basename(&module.path).trim_matches(['[', ']']);
+    let detail = format!(
+        "the callers of {:.0} % of the samples are unknown, most often in {file}: no unwind tables and no frame pointers there",
+        missing as f64 / all as f64 * 100.0
+    );
+    let absence = Absence::new(Reason::NotFound, detail);
+    let java = rec.processes.iter().any(|p| matches!(p.runtime, Ok(Runtime::Jvm { .. })));
+    Some(match module.role {
+        ModuleRole::Jit if java => absence.mend("start java with -XX:+PreserveFramePointer"),
+        ModuleRole::Jit => absence,
+        _ => absence.mend(format!(
+            "build {file} with -fno-omit-frame-pointer, or with unwind tables (-fasynchronous-unwind-tables)"
+        )),
+    })
+}
+
 /// If much of the CPU time is in generated code without names: how to get the names.
 fn nameless_code(rec: &Recording, bill: &Bill) -> Option<Absence> {
-    /// Share of CPU time from which on the names matter.
-    const MUCH: f64 = 0.1;
-    let lines = bill.on_cpu.as_ref().ok()?;
-    let made_by_jit = |path: &str| rec.modules.iter().any(|m| m.role == ModuleRole::Jit && m.path == path);
-    let nameless: f64 = lines
-        .iter()
-        .flat_map(|l| l.sites.iter().map(move |s| (s, l.share.point)))
-        .filter(|(site, _)| site.function == NO_SYMBOL && made_by_jit(&site.module))
-        .map(|(site, share)| site.share * share)
-        .sum();
-    if nameless < MUCH {
+    if nameless(rec, bill, ModuleRole::Jit, |site| site.function == NO_SYMBOL) < MUCH {
         return None;
     }
     let process =
         rec.processes.iter().find(|p| matches!(p.runtime, Ok(Runtime::Jvm { .. } | Runtime::Node { .. })))?;
+    let ended = process.ended || matches!(rec.meta.ended, Ended::TargetExited { .. });
     let mend = match process.runtime {
+        Ok(Runtime::Jvm { .. }) if ended => {
+            "start it again, and run jcmd PID Compiler.perfmap (JDK 17 or newer) while it is diagnosed"
+                .to_string()
+        }
         Ok(Runtime::Jvm { .. }) => {
             format!("run jcmd {} Compiler.perfmap (JDK 17 or newer), then diagnose again", process.pid)
         }
@@ -787,7 +894,7 @@ fn runtimes(page: &mut Page, rec: &Recording) {
         for (title, figure) in figures(account) {
             match figure {
                 Ok(figure) => {
-                    page.hang(&left(&format!("    {title}"), 32), Ink::Plain, 32, &figure, Ink::Plain);
+                    page.hang(&left(&format!("    {title}"), 38), Ink::Plain, 38, &figure, Ink::Plain);
                 }
                 Err(_) => absent.push(title),
             }
@@ -806,34 +913,40 @@ fn runtimes(page: &mut Page, rec: &Recording) {
 /// The figures of a runtime as text, each with its origin.
 fn figures(account: &RuntimeAccount) -> Vec<(&'static str, Result<String, &Absence>)> {
     let over_s = (account.over_ns as f64 / 1e9).max(1e-9);
-    let share = |ns: f64| format!("{:.1} %", ns / 1e9 / over_s * 100.0);
+    let share = |ns: f64| format!("{:.1}", ns / 1e9 / over_s * 100.0);
     let collections =
-        |n: &u64| format!("{:.1} a second, {} in total (counter)", *n as f64 / over_s, thousands(*n));
-    let cpu = |ns: f64| format!("{:.2} CPU-s", ns / 1e9);
+        |n: &u64| format!("{:.1} a second, {} in total (from counters)", *n as f64 / over_s, thousands(*n));
+    let cpu = |ns: f64| format!("{:.2}", ns / 1e9);
     let rate = |n: f64| format!("{}/s", bytes((n / over_s) as u64));
+    let stopped = account.stopped_ns.as_ref().map(|f| with_origin(f, share, " %", " of the time"));
+    let collector = account.collector_cpu_ns.as_ref().map(|f| with_origin(f, cpu, " CPU-s", ""));
     let all = [
-        ("stopped by the collector", account.stopped_ns.as_ref().map(|f| with_origin(f, share))),
+        ("threads stopped by the collector", stopped),
         ("collections", account.collections.as_ref().map(collections)),
-        ("CPU time of the collector", account.collector_cpu_ns.as_ref().map(|f| with_origin(f, cpu))),
-        ("allocation", account.allocated_bytes.as_ref().map(|f| with_origin(f, rate))),
+        ("CPU time of the collector", collector),
+        ("allocation", account.allocated_bytes.as_ref().map(|f| with_origin(f, rate, "", ""))),
     ];
     // What a runtime doesn't count is no limit of this run.
     let never = |a: &Absence| matches!(a.reason, Reason::NotApplicable | Reason::NotSupported);
     all.into_iter().filter(|(_, figure)| !figure.as_ref().is_err_and(|a| never(a))).collect()
 }
 
-/// `5.2 % (counter)`, `58.4 % (sampled, 57.4 % to 59.4 %)`.
-fn with_origin(figure: &Figure, shown: impl Fn(f64) -> String) -> String {
-    let Interval { low, point, high } = figure.value;
-    let origin = if figure.sampled { "sampled" } else { "counter" };
-    if !figure.sampled && low == high {
-        return format!("{} ({origin})", shown(point));
+/// `5.2 % of the time (from counters)`, `58.4 % of the time (sampled; 95 % interval 57.4 to 59.4 %)`.
+fn with_origin(figure: &Figure, shown: impl Fn(f64) -> String, unit: &str, of: &str) -> String {
+    let [low, point, high] = [figure.value.low, figure.value.point, figure.value.high].map(shown);
+    match (figure.sampled, low == high) {
+        (true, true) => format!("{point}{unit}{of} (sampled)"),
+        (true, false) => format!("{point}{unit}{of} (sampled; 95 % interval {low} to {high}{unit})"),
+        (false, true) => format!("{point}{unit}{of} (from counters)"),
+        (false, false) => format!("between {low} and {high}{unit}{of} (from counters)"),
     }
-    format!("{} ({origin}, {} to {})", shown(point), shown(low), shown(high))
 }
 
 /// Whose memory the costly page faults are about.
 fn faulted(page: &mut Page, bill: &Bill) {
+    if bill.faulted.iter().any(|faulted| faulted.basis != Basis::CpuTime) {
+        return counted_faults(page, bill);
+    }
     let all: u64 = bill.on_cpu.iter().flatten().map(|line| line.samples).sum();
     let share = |faulted: &Faulted| faulted.samples as f64 / all.max(1) as f64;
     let enough = |f: &&Faulted| f.samples >= MIN_SAMPLES && share(f) >= COSTLY;
@@ -841,18 +954,56 @@ fn faulted(page: &mut Page, bill: &Bill) {
     if costly.is_empty() {
         return;
     }
-    page.section("PAGE FAULTS", "whose memory they are about, as a share of the faults");
+    page.section("PAGE FAULTS", "owner of the memory; share of the CPU time in these faults");
     for faulted in costly {
-        let known = faulted.owners.iter().map(|one| (one.share.point * faulted.known, one.owner.title()));
-        let unknown = (1.0 - faulted.known, Owner::Unknown.title());
-        let parts: Vec<String> = known
-            .chain([unknown])
-            .filter(|(part, _)| *part >= 0.005)
-            .map(|(part, title)| format!("{:.0} % {title}", part * 100.0))
-            .collect();
-        let lead = left(&format!("  {}", faulted.wall.title()), 27);
-        page.hang(&lead, Ink::Plain, 27, &parts.join(", "), Ink::Plain);
+        let parts = faulted.owners.iter().map(|one| (one.share.point * faulted.known, one.owner));
+        fault_line(page, faulted.wall.title(), parts.collect(), 1.0 - faulted.known);
     }
+}
+
+/// The same, if the faults were counted: one line for all of them, because their number is what the parts are of.
+fn counted_faults(page: &mut Page, bill: &Bill) {
+    /// A minor fault takes half a microsecond or more on most machines.
+    const FAULT_S: f64 = 0.5e-6;
+    let (Ok(rate), Some(samples)) =
+        (&bill.rates.minor_faults, bill.faulted.iter().map(|faulted| faulted.samples).max())
+    else {
+        return;
+    };
+    let of_cpu = rate * bill.window_s * FAULT_S / bill.cpu_s.max(f64::MIN_POSITIVE);
+    if samples < MIN_SAMPLES || of_cpu < COSTLY {
+        return;
+    }
+    let counted: Vec<(f64, &Faulted)> = bill
+        .faulted
+        .iter()
+        .filter_map(|faulted| match faulted.basis {
+            Basis::Number { faults } => Some((faults as f64, faulted)),
+            Basis::CpuTime => None,
+        })
+        .collect();
+    let known: f64 = counted.iter().map(|(faults, _)| faults).sum();
+    // The unknown ones are the same for all walls.
+    let unknown = counted.iter().map(|(faults, one)| faults * (1.0 / one.known - 1.0)).fold(0.0, f64::max);
+    let all = (known + unknown).max(f64::MIN_POSITIVE);
+    let mut parts: Vec<(f64, Owner)> = counted
+        .iter()
+        .flat_map(|(faults, one)| one.owners.iter().map(move |o| (o.share.point * faults / all, o.owner)))
+        .collect();
+    parts.sort_by(|a, b| b.0.total_cmp(&a.0));
+    page.section("PAGE FAULTS", "owner of the memory; share of the number of faults, not of CPU time");
+    fault_line(page, &format!("{} a second", thousands(*rate as u64)), parts, unknown / all);
+}
+
+fn fault_line(page: &mut Page, title: &str, parts: Vec<(f64, Owner)>, unknown: f64) {
+    let parts: Vec<String> = parts
+        .into_iter()
+        .chain([(unknown, Owner::Unknown)])
+        .filter(|(part, _)| *part >= 0.005)
+        .map(|(part, owner)| format!("{:.0} % {}", part * 100.0, owner.title()))
+        .collect();
+    let lead = left(&format!("  {title}"), 27);
+    page.hang(&lead, Ink::Plain, 27, &parts.join(", "), Ink::Plain);
 }
 
 fn costly_wait(line: &WaitLine, bill: &Bill, verdict: &Verdict) -> bool {
@@ -909,7 +1060,7 @@ fn site_text(site: &Site, room: usize) -> String {
         Some(python) => {
             let python = elide_middle(&terminal(python), room);
             match format!("{python}  [{function}]") {
-                both if columns(&both) <= room && function != "_start" => both,
+                both if columns(&both) <= room && !function.starts_with('(') => both,
                 _ => python,
             }
         }
@@ -942,8 +1093,7 @@ fn remedies(page: &mut Page, verdict: &Verdict) {
     for (nth, remedy) in verdict.remedies.iter().take(REMEDIES_SHOWN).enumerate() {
         let entry = remedies::find(&remedy.remedy);
         let lead = format!("  {}. ", nth + 1);
-        let restart = if remedy.restart { "restart" } else { "no restart" };
-        let facts = format!("{} · {restart}", gain(remedy, entry));
+        let facts = format!("{} · {}", gain(remedy, entry), restart(remedy.restart, entry));
         let title = terminal(&remedy.title);
         if columns(&lead) + columns(&title) + 2 + columns(&facts) <= page.width {
             let gap = page.width - columns(&lead) - columns(&title) - columns(&facts);
@@ -980,23 +1130,67 @@ fn remedies(page: &mut Page, verdict: &Verdict) {
     }
 }
 
+/// What the target needs so that the remedy takes effect.
+pub fn restart(needed: bool, entry: Option<&Remedy>) -> &'static str {
+    match entry.map(|remedy| remedy.kind) {
+        _ if !needed => "no restart",
+        Some(Kind::Advice) => "change and restart",
+        _ => "restart",
+    }
+}
+
+/// What it saves of CPU time, and what it returns of resident memory.
 fn gain(remedy: &Prescription, entry: Option<&Remedy>) -> String {
+    let Some(most) = remedy.returns_bytes else { return saved(remedy, entry) };
+    let returns = format!("returns at most {}", bytes(most));
+    match entry.map(|r| r.effect) {
+        Some(Effect::NotCpu(_)) => returns,
+        _ => format!("{returns}; {}", saved(remedy, entry)),
+    }
+}
+
+fn saved(remedy: &Prescription, entry: Option<&Remedy>) -> String {
+    let is_for = |retention: bool| {
+        entry.is_some_and(|r| r.walls.iter().any(|wall| (*wall == Wall::Retention) == retention))
+    };
     match (remedy.gain, remedy.at_most, entry.map(|r| r.effect)) {
         (Some(gain), ..) => {
             // `+ 0.0` turns −0 into 0.
             let whole = |share: f64| (share * 100.0).round() + 0.0;
             let (least, most) = (whole(gain.low), whole(gain.high));
             match (least < 0.0, most > 0.0) {
-                (false, _) => format!("saves {least:.0} to {most:.0} % of CPU"),
+                (false, false) => "saves almost no CPU".to_string(),
+                (false, true) => format!("saves {least:.0} to {most:.0} % of CPU"),
                 (true, true) => format!("saves up to {most:.0} % of CPU, or costs {:.0} %", -least),
                 (true, false) => format!("costs {:.0} to {:.0} % of CPU", 0.0 - most, 0.0 - least),
             }
         }
-        (None, Some(most), _) if most < 0.005 => "saves memory, almost no CPU".to_string(),
+        (None, Some(most), _) if most < 0.005 && is_for(true) && remedy.returns_bytes.is_none() => {
+            "saves memory, almost no CPU".to_string()
+        }
+        (None, Some(most), _) if most < 0.005 => "saves almost no CPU".to_string(),
         (None, Some(most), _) => format!("saves at most {:.0} % of CPU", most * 100.0),
-        (None, None, Some(Effect::NotCpu(_))) => "saves time or memory, not CPU".to_string(),
-        (None, None, Some(Effect::Swap)) => "gain unknown: try it".to_string(),
-        (None, None, _) => "gain unknown: its lines of the bill were not measured".to_string(),
+        (None, None, Some(Effect::NotCpu(_))) => match (is_for(true), is_for(false)) {
+            (true, false) => "saves memory, not CPU".to_string(),
+            (true, true) => "saves time or memory, not CPU".to_string(),
+            (false, _) => "saves time, not CPU".to_string(),
+        },
+        (None, None, effect) => {
+            // A trial starts the command. Some remedies need a value that only the user knows.
+            let complete = |entry: &&Remedy| {
+                let known = |argument: Argument| {
+                    !matches!(argument, Argument::Value(_) | Argument::Tunables | Argument::Variable)
+                };
+                entry.start.is_some_and(|start| known(start.argument))
+            };
+            match (entry.filter(complete), effect) {
+                (Some(entry), _) => {
+                    format!("gain unknown: test it with `allocwall trial --with {}`", entry.key)
+                }
+                (None, Some(Effect::Unknown(why))) => format!("gain unknown: {why}"),
+                _ => "gain unknown: its lines of the bill were not measured".to_string(),
+            }
+        }
     }
 }
 
@@ -1074,8 +1268,14 @@ fn basename(path: &str) -> &str {
 mod tests {
     use super::super::sketches::{self, Case};
     use super::*;
-    use allocwall_model::recording::Module;
+    use allocwall_diagnose::bill::OwnerShare;
+    use allocwall_model::recording::{CpuSample, Module, Probe};
+    use allocwall_model::resident::{GroupMemory, Split, TargetMemory};
     use proptest::prelude::*;
+
+    fn on_one_line(text: &str) -> String {
+        text.split_whitespace().collect::<Vec<_>>().join(" ")
+    }
 
     fn printed(case: &Case, width: usize) -> String {
         diagnosis(
@@ -1131,6 +1331,32 @@ mod tests {
         // The share comes after the agreement with the kernel, which is a percentage too.
         let total = total.split(')').next_back().unwrap();
         (rows.iter().filter_map(|l| share(l)).sum(), share(total).unwrap())
+    }
+
+    #[test]
+    fn counted_faults_print_with_their_number_and_only_if_they_are_many() {
+        let counted = |rate: f64, samples: u64| {
+            let mut case = sketches::not_root();
+            let one = |wall, owner, faults| Faulted {
+                wall,
+                basis: Basis::Number { faults },
+                samples,
+                known: faults as f64 / (faults as f64 + 1_000.0),
+                owners: vec![OwnerShare { owner, share: Interval::exact(1.0) }],
+            };
+            let touches = one(Wall::FirstTouch, Owner::Arena, 6_000);
+            case.bill.faulted = vec![touches, one(Wall::FileFault, Owner::File, 3_000)];
+            case.bill.rates.minor_faults = Ok(rate);
+            (case.bill.window_s, case.bill.cpu_s) = (10.0, 10.0);
+            printed(&case, 100)
+        };
+        let page = counted(200_000.0, 500);
+        let line = page.lines().find(|line| line.contains("200,000 a second")).expect(&page);
+        assert!(line.ends_with("60 % malloc's arenas of threads, 30 % files, 10 % unknown"), "{line}");
+        assert!(page.contains("share of the number of faults"));
+        for page in [counted(20_000.0, 500), counted(200_000.0, 50)] {
+            assert!(!page.contains("PAGE FAULTS"), "{page}");
+        }
     }
 
     #[test]
@@ -1218,9 +1444,10 @@ mod tests {
 
     #[test]
     fn generated_code_without_names_says_how_to_get_names() {
-        let page = |runtime, role, share| {
+        let shown = |runtime, role, share, ended| {
             let mut case = sketches::nothing_found();
             case.rec.processes[0].runtime = Ok(runtime);
+            case.rec.processes[0].ended = ended;
             let path = "[generated code]".to_string();
             case.rec.modules = vec![Module {
                 path: path.clone(),
@@ -1236,16 +1463,66 @@ mod tests {
                 module: path,
                 python: None,
                 share: 1.0,
+                least: 0.99,
                 path: vec![],
             }];
-            printed(&case, 100)
+            on_one_line(&printed(&case, 100))
         };
+        let page = |runtime, role, share| shown(runtime, role, share, false);
         let jvm = || Runtime::Jvm { version: None };
-        assert!(page(jvm(), ModuleRole::Jit, 0.5).contains("Compiler.perfmap"));
+        assert!(page(jvm(), ModuleRole::Jit, 0.5).contains("jcmd 4242 Compiler.perfmap"));
+        assert!(shown(jvm(), ModuleRole::Jit, 0.5, true).contains("jcmd PID Compiler.perfmap"));
         assert!(page(Runtime::Node { version: None }, ModuleRole::Jit, 0.5).contains("--perf-basic-prof"));
         assert!(!page(jvm(), ModuleRole::Jit, 0.05).contains("perfmap"));
         assert!(!page(jvm(), ModuleRole::Libc, 0.5).contains("perfmap"));
         assert!(!page(Runtime::Native, ModuleRole::Jit, 0.5).contains("perf-"));
+    }
+
+    #[test]
+    fn thin_unwinding_is_a_limit() {
+        // `cut` of a hundred stacks end after so many frames.
+        let page = |cut: u64, frames: usize| {
+            let mut case = sketches::nothing_found();
+            let sample = case.rec.samples[0];
+            let (whole, thin) = (Some(1), Some(3));
+            case.rec.stacks[3].frames = vec![3; frames];
+            case.rec.samples =
+                (0..100).map(|n| CpuSample { user: if n < cut { thin } else { whole }, ..sample }).collect();
+            printed(&case, 300)
+        };
+        let thin = page(30, 2);
+        assert!(
+            thin.contains("callers of 30 % of the samples are unknown, most often in python3.11"),
+            "{thin}"
+        );
+        assert!(thin.contains("-fno-omit-frame-pointer"), "{thin}");
+        assert!(!page(5, 2).contains("callers of"));
+        // A stack that is longer than its copy is no fault of the program's tables.
+        assert!(!page(30, 60).contains("callers of"));
+    }
+
+    #[test]
+    fn interpreted_time_without_python_functions_is_a_limit() {
+        let page = |python: Option<&str>, probe: Option<ProbeState>| {
+            let mut case = sketches::nothing_found();
+            case.rec.probes.extend(probe.map(|state| Probe::new(ProbeName::PythonStacks, state)));
+            case.bill.on_cpu.as_mut().unwrap()[0].sites = vec![Site {
+                function: "dict_new".into(),
+                module: "/usr/bin/python3.11".into(),
+                python: python.map(String::from),
+                share: 1.0,
+                least: 0.99,
+                path: vec![],
+            }];
+            printed(&case, 300)
+        };
+        const FEW: &str = "too few Python stacks";
+        assert!(page(None, None).contains(FEW));
+        assert!(!page(Some("handle (a.py:1)"), None).contains(FEW));
+        // The reason why they could not be read stands for itself.
+        let absence = Absence::new(Reason::NotPermitted, "not readable");
+        let unread = page(None, Some(ProbeState::Absent(absence)));
+        assert!(!unread.contains(FEW) && unread.contains("Python function names: not readable"), "{unread}");
     }
 
     fn account(pid: i32) -> RuntimeAccount {
@@ -1272,10 +1549,10 @@ mod tests {
         let expected = "\
 RUNTIME  what CPython, the JVM or Go count themselves
   pid 4242 · CPython 3.11.2 · read for 2.0 s · the collector's flag
-    stopped by the collector    58.5 % (sampled, 57.5 % to 59.5 %)
-    collections                 1234.0 a second, 2,468 in total (counter)
-    CPU time of the collector   1.50 CPU-s (counter, 1.00 CPU-s to 2.00 CPU-s)
-    allocation                  150.0 MiB/s (counter)";
+    threads stopped by the collector  58.5 % of the time (sampled; 95 % interval 57.5 to 59.5 %)
+    collections                       1234.0 a second, 2,468 in total (from counters)
+    CPU time of the collector         between 1.00 and 2.00 CPU-s (from counters)
+    allocation                        150.0 MiB/s (from counters)";
         assert_eq!(section, expected);
         case.rec.accounts = vec![account(pid); 6];
         let more = printed(&case, 100);
@@ -1302,10 +1579,73 @@ RUNTIME  what CPython, the JVM or Go count themselves
         }];
         let page = printed(&case, 100);
         assert!(!page.contains("RUNTIME"), "{page}");
-        assert!(page.contains("stopped by the collector, collections, CPU time"), "{page}");
+        assert!(on_one_line(&page).contains("stopped by the collector, collections, CPU time"), "{page}");
         case.rec.processes[0].runtime = Ok(Runtime::Node { version: None });
         let page = printed(&case, 100);
         assert!(page.contains("pauses and allocation rate of V8: not readable from outside"), "{page}");
+    }
+
+    #[test]
+    fn resident_memory_is_a_section_or_a_limit() {
+        let mut case = sketches::first_touch();
+        // A sketch has no memory: that is no limit of a run.
+        assert!(!printed(&case, 100).contains("MEMORY"));
+        assert!(!printed(&case, 100).contains("resident memory by owner"));
+        case.rec.resident =
+            Ok(TargetMemory { bills: vec![memory_text::tests::bill()], others: 0, unread: None });
+        let page = printed(&case, 100);
+        let sections: Vec<&str> = page.split("\n\n").collect();
+        let at = |title: &str| sections.iter().position(|section| section.starts_with(title)).expect(title);
+        assert_eq!(at("MEMORY"), at("WAITS") + 1, "{page}");
+        assert!(sections[at("MEMORY")].contains("main heap (brk)"), "{page}");
+        case.rec.resident = Err(Absence::new(Reason::TooCostly, "no time").mend("read it alone"));
+        let page = printed(&case, 100);
+        assert!(!page.contains("MEMORY"), "{page}");
+        assert!(page.contains("resident memory by owner: no time → read it alone"), "{page}");
+    }
+
+    #[test]
+    fn a_remedy_shows_what_it_returns() {
+        let mut case = sketches::first_touch();
+        let mut first = |key: &str, returns_bytes| {
+            let remedy = &mut case.verdict.remedies[0];
+            (remedy.remedy, remedy.gain, remedy.at_most) = (key.into(), None, None);
+            remedy.returns_bytes = returns_bytes;
+            let page = printed(&case, 100);
+            let (_, remedies) = page.split_once("REMEDIES").expect("remedies");
+            remedies.split_once(" · ").expect("the first one").0.to_owned()
+        };
+        let trim = "malloc-trim";
+        assert!(first(trim, Some(5 << 20)).ends_with("returns at most 5.0 MiB"));
+        assert!(first(trim, None).ends_with("saves memory, not CPU"));
+        assert!(first("nice", None).ends_with("saves time, not CPU"));
+        // Another allocator changes CPU time too.
+        let swap = first("jemalloc", Some(5 << 20));
+        let test = "returns at most 5.0 MiB; gain unknown: test it with `allocwall trial --with jemalloc`";
+        assert!(swap.ends_with(test), "{swap}");
+    }
+
+    #[test]
+    fn a_saving_of_nothing_is_one_of_memory_only_where_memory_is_the_wall() {
+        let mut remedy = sketches::first_touch().verdict.remedies.swap_remove(0);
+        (remedy.gain, remedy.at_most, remedy.returns_bytes) = (None, Some(0.001), None);
+        let shown = |remedy: &Prescription, key| saved(remedy, remedies::find(key));
+        assert_eq!(shown(&remedy, "jemalloc-decay"), "saves memory, almost no CPU");
+        assert_eq!(shown(&remedy, "thp-always"), "saves almost no CPU");
+        remedy.gain = Some(Interval::new(-0.001, 0.001, 0.002));
+        assert_eq!(shown(&remedy, "thp-always"), "saves almost no CPU");
+        remedy.gain = Some(Interval::new(0.0, 0.01, 0.02));
+        assert_eq!(shown(&remedy, "thp-always"), "saves 0 to 2 % of CPU");
+    }
+
+    #[test]
+    fn the_columns_of_the_ladder_do_not_depend_on_the_wall() {
+        let mut case = sketches::first_touch();
+        case.verdict.findings[0].wall = Wall::Fork;
+        let page = printed(&case, 100);
+        let ladder = page.split("\n\n").find(|section| section.starts_with("LADDER")).expect("a ladder");
+        let at: Vec<usize> = ladder.lines().filter_map(|line| line.find("ruled out")).collect();
+        assert!(at.len() > 3 && at.iter().all(|column| *column == at[0]), "{ladder}");
     }
 
     #[test]
@@ -1355,6 +1695,13 @@ RUNTIME  what CPython, the JVM or Go count themselves
             remedy.backfires = name.into();
         }
         case.verdict.next = vec![name.into()];
+        let mut memory = memory_text::tests::bill();
+        (memory.comm, memory.cmdline, memory.notes) = (name.into(), vec![name.into()], vec![name.into()]);
+        memory.group = Ok(GroupMemory { path: name.into(), kernel_bytes: 1, page_cache_bytes: 2 });
+        for row in &mut memory.rows {
+            row.split = row.split.clone().map(|split| Split { method: name.into(), ..split });
+        }
+        case.rec.resident = Ok(TargetMemory { bills: vec![memory], others: 7, unread: None });
         case.rec.accounts = vec![RuntimeAccount {
             method: name.into(),
             allocated_bytes: Err(Absence::new(Reason::NotSupported, name)),

@@ -5,7 +5,9 @@ use allocwall_diagnose::{self as diagnose, bill};
 use allocwall_measure::file::{self, Batch, Head, Part, Tail, Writer};
 use allocwall_measure::reading::Readers;
 use allocwall_measure::record::{self, Request, Target};
+use allocwall_model::placement::{NodeCpus, NodePages, Placed, Placement};
 use allocwall_model::recording::*;
+use allocwall_model::resident::Amount;
 use allocwall_model::units::{Absence, Interval, Reason};
 use allocwall_report::text::Style;
 use allocwall_report::{collapsed, flamegraph, json, text};
@@ -78,6 +80,13 @@ fn real() -> &'static Recording {
             live_bytes: Interval::exact(1e6),
             free_bytes: Interval::exact(2e6),
         });
+        r.fault_slices.push(FaultSlice {
+            t_ns: 1,
+            over_ns: 2,
+            owners: [Owner::Heap, Owner::File, Owner::Unknown]
+                .map(|owner| OwnerFaults { owner, samples: 100, faults: 1_000 })
+                .into(),
+        });
         r.python.push(PythonSample {
             t_ns: 1,
             pid: r.processes[0].pid,
@@ -106,8 +115,12 @@ fn parts(r: Recording) -> [Part; 3] {
         counts: r.counts,
         neighbours: r.neighbours,
         heap: r.heap,
+        resident: r.resident,
+        placement: r.placement,
         accounts: r.accounts,
         collecting: r.collecting,
+        fault_slices: r.fault_slices,
+        hardware: r.hardware,
         frames: r.frames,
         stacks: r.stacks,
         sample_stacks: r.samples.iter().map(|s| (s.kernel, s.user)).collect(),
@@ -414,6 +427,19 @@ fn the_largest_numbers_that_pass_are_harmless() {
             (thread.cpu_ns, thread.seen_ns, thread.run_delay_ns) = (LARGEST, DAY, Some(LARGEST));
         }
         r.neighbours = (1..3).map(|pid| Neighbour { pid, comm: "n".into(), cpu_ns: LARGEST }).collect();
+        let pages = NodePages { node: u32::MAX, heap: LARGEST, anonymous: LARGEST, file: LARGEST };
+        r.placement = Ok(Placement {
+            nodes: vec![NodeCpus { node: u32::MAX, cpus: (0..64).collect() }],
+            processes: vec![Placed { pid: r.processes[0].pid, nodes: vec![pages, pages] }],
+            unread: None,
+        });
+        if let Ok(memory) = &mut r.resident {
+            memory.others = LARGEST;
+            for row in memory.bills.iter_mut().flat_map(|bill| &mut bill.rows) {
+                row.amount =
+                    Amount { resident_bytes: LARGEST, lazily_freed_bytes: LARGEST, reserved_bytes: LARGEST };
+            }
+        }
         let mut writer = Writer::create(None).unwrap();
         parts(r).iter().for_each(|p| writer.write(p));
         all_the_way(&writer.finish().0.expect("within the limits"));
@@ -449,6 +475,8 @@ fn counters(tick: &mut Tick) -> Vec<&mut u64> {
             &mut host.thp_fault_fallback,
             &mut host.numa_remote,
             &mut host.numa_local,
+            &mut host.numa_moved,
+            &mut host.numa_hint_faults,
         ];
         all.extend(optional.into_iter().flatten());
     }

@@ -9,6 +9,7 @@ use allocwall_host::facts::Machine;
 use allocwall_host::perf::{Clocks, Event, Periods, REGISTERS, RawSample, Registers};
 use allocwall_measure::reading::Readers;
 use allocwall_measure::record::{self, Request, Target};
+use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::error::Error;
 use allocwall_model::recording::*;
 use allocwall_model::units::{Absence, Measured, Reason};
@@ -272,6 +273,24 @@ fn holes_among_cpus_and_nodes_without_memory_or_cpus() {
     });
     assert_eq!(judged.recording.host.numa_nodes, 5);
     assert_eq!(judged.recording.host.online_cpus, 53);
+}
+
+#[test]
+fn pages_by_node_against_the_cpus_of_the_samples() {
+    let nodes = &["0-3", "4-7"];
+    for pages_on in [0, 1] {
+        let judged = agrees(&Server { nodes, with_memory: "0-1", pages_on, ..Server::usual() });
+        let placement = judged.recording.placement.as_ref().expect("two nodes");
+        assert_eq!((placement.nodes.len(), placement.processes.len()), (2, 2));
+        assert_eq!(placement.nodes[1].cpus, [4, 5, 6, 7]);
+        let pages: Vec<_> = placement.processes[0].nodes.iter().map(|n| (n.node, n.heap, n.file)).collect();
+        assert_eq!(pages, [(pages_on, 75 * 4096, 0)]);
+        let numa = judged.verdict.findings.iter().find(|f| f.wall == Wall::Numa).expect("one a wall");
+        assert!(numa.evidence[0].starts_with(&format!("node {pages_on}: 600 KiB ")), "{numa:?}");
+    }
+    let one = agrees(&Server::usual());
+    assert_eq!(one.recording.placement.as_ref().unwrap_err().reason, Reason::NotApplicable);
+    assert!(one.recording.probe(ProbeName::Numa).is_none());
 }
 
 #[test]

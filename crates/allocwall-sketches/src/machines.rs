@@ -40,6 +40,8 @@ pub struct Server {
     pub nodes: &'static [&'static str],
     /// Nodes that have memory.
     pub with_memory: &'static str,
+    /// The node that all pages of the processes are on.
+    pub pages_on: u32,
     pub uptime_s: u64,
     pub groups: Groups,
     pub home: Home,
@@ -62,6 +64,7 @@ impl Server {
             cpus: "0-7",
             nodes: &["0-7"],
             with_memory: "0",
+            pages_on: 0,
             uptime_s: 7 * 86_400,
             groups: Groups::V2,
             home: Home::Host,
@@ -279,7 +282,7 @@ impl Tree {
         );
         self.write(
             &format!("{proc}/numa_maps"),
-            "55d000200000 default heap anon=75 dirty=75 N0=75 kernelpagesize_kB=4\n",
+            format!("55d000200000 default heap anon=75 dirty=75 N{}=75 kernelpagesize_kB=4\n", s.pages_on),
         );
         self.write(&format!("{proc}/auxv"), auxv());
         self.link(&format!("{proc}/exe"), "/usr/bin/api");
@@ -349,7 +352,7 @@ impl Tree {
         put("proc/stat", stat);
         put(
             "proc/vmstat",
-            "pgsteal_direct 0\ncompact_stall 0\nthp_fault_alloc 5\nthp_fault_fallback 0\nnuma_other 0\nnuma_local 9\n"
+            "pgsteal_direct 0\ncompact_stall 0\nthp_fault_alloc 5\nthp_fault_fallback 0\nnuma_other 0\nnuma_local 9\nnuma_pages_migrated 4\nnuma_hint_faults 6\n"
                 .to_owned(),
         );
         if s.whole_kernel {

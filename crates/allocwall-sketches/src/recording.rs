@@ -65,6 +65,7 @@ pub fn empty() -> Recording {
             environment: vec![],
             thp_disabled: Ok(false),
             secure_exec: Ok(false),
+            ended: false,
         }],
         probes: vec![],
         prices: Err(unknown()),
@@ -79,8 +80,12 @@ pub fn empty() -> Recording {
         counts: vec![],
         neighbours: vec![],
         heap: Err(unknown()),
+        resident: Err(unknown()),
+        placement: Err(unknown()),
         accounts: vec![],
         collecting: vec![],
+        fault_slices: vec![],
+        hardware: Err(unknown()),
     }
 }
 
@@ -156,6 +161,8 @@ impl Sketch {
             Some(s.recording.modules.iter().position(|m| m.path == path).expect(path) as u32)
         };
         let frame = match (text.split_once('!'), text.split_once('+')) {
+            // A function whose module is not known.
+            (Some(("?", symbol)), _) => Frame { module: None, symbol: Some(symbol.into()), offset: 0 },
             (Some((path, symbol)), _) => {
                 Frame { module: module_at(self, path), symbol: Some(symbol.into()), offset: 0x10 }
             }

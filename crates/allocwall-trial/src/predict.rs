@@ -5,6 +5,7 @@ use super::arm::Arm;
 use super::{Metric, Unit};
 use allocwall_diagnose::bill::Bill;
 use allocwall_diagnose::expected;
+use allocwall_model::catalogue::remedies::Effect;
 use allocwall_model::recording::Recording;
 use allocwall_model::units::Interval;
 use std::collections::BTreeMap;
@@ -14,11 +15,16 @@ use std::collections::BTreeMap;
 const BUSY: f64 = 0.95;
 
 /// Relative change by metric key; negative is a saving. Empty if the arm has more than one remedy, or if [`expected::change`]
-/// cannot predict its remedy.
+/// cannot predict its remedy, or not for its value.
 pub fn of(recording: &Recording, bill: &Bill, arm: &Arm, metrics: &[Metric]) -> BTreeMap<String, Interval> {
     let [part] = &arm.parts[..] else {
         return BTreeMap::new();
     };
+    // The prediction is for the value that the diagnosis offers.
+    let offered = || Arm::parse(part.remedy.key).is_ok_and(|arm| arm.parts[0].settings == part.settings);
+    if matches!(part.remedy.effect, Effect::FewerCollections(_)) && !offered() {
+        return BTreeMap::new();
+    }
     let Some(change) = expected::change(recording, bill, part.remedy) else {
         return BTreeMap::new();
     };

@@ -421,6 +421,7 @@ cases! {
     map_direct: Case { subject: "map-direct", dials: ["0.2", "0.3"], walls: &["map_churn"], line: Line::Cpu("map_calls+page_release+address_space_lock"), tolerance: 3.0, twin: RULED_OUT, lessened: None, extra: &[] };
     address_space_lock: Case { subject: "address-space-lock", dials: ["0.3", "0.4"], walls: &["address_space_lock"], line: Line::Wait("address_space_lock"), tolerance: 3.0, twin: RULED_OUT, lessened: Some("address_space_lock"), extra: &[] };
     call_rate: Case { subject: "call-rate", dials: ["0.25", "0.5"], walls: &["call_rate"], line: Line::CpuAround("allocator_code"), tolerance: 3.0, twin: RULED_OUT, lessened: None, extra: &[] };
+    large_calloc: Case { subject: "large-calloc", dials: ["0.3", "0.5"], walls: &["large_allocations"], line: Line::Cpu("block_filling"), tolerance: 3.0, twin: RULED_OUT, lessened: None, extra: &[] };
     contention: Case { subject: "contention", dials: ["0.3", "0.5"], walls: &["allocator_contention"], line: Line::CpuAround("allocator_code+allocator_locks"), tolerance: 3.0, twin: NOT_THE_WALL, lessened: Some("allocator"), extra: &[] };
     // Remote frees are many, slow, and contended. Which of the three walls leads depends on how the two threads meet.
     remote_free: Case { subject: "remote-free", dials: ["0.3", "0.5"], walls: &["allocator_contention", "allocator_code", "call_rate"], line: Line::CpuAround("allocator_code+allocator_locks"), tolerance: 3.0, twin: &[], lessened: Some("allocator"), extra: &[] };

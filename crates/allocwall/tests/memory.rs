@@ -201,6 +201,55 @@ fn memory_that_was_returned_is_not_free_memory() {
     assert!(free < 8.0 * MIB, "{:.1} MiB", free / MIB);
 }
 
+/// What a diagnosis of one second says of a process's memory and of retention, and its remedies. None, with a line, if the
+/// memory was not read.
+fn diagnosed(pid: &str) -> Option<(Value, Value, Value)> {
+    let state = tempfile::tempdir().expect("a temporary folder");
+    let mut command = Command::new(BINARY);
+    command.args(["diagnose", "-d", "1", "--json", "-p", pid]).env("XDG_STATE_HOME", state.path());
+    let output = command.stdin(Stdio::null()).output().expect("the tool starts");
+    // Without rights to sample, the exit status is 1, but there is a document.
+    let document: Value = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}", text(&output.stderr)));
+    let absent = &document["resident"]["absent"];
+    if !absent.is_null() {
+        assert!(absent["reason"] == "not_permitted" || absent["reason"] == "too_costly", "{absent}");
+        println!("skipped: {}", absent["detail"]);
+        return None;
+    }
+    let findings = document["findings"].as_array().expect("findings");
+    let retention =
+        findings.iter().find(|finding| finding["wall"] == "retention").expect("each wall").clone();
+    Some((document["resident"].clone(), retention, document["remedies"].clone()))
+}
+
+#[test]
+fn a_diagnosis_judges_retention_on_the_memory_of_the_living_process() {
+    if cfg!(not(target_env = "gnu")) {
+        return println!("skipped: no glibc here");
+    }
+    for (twin, status) in [(false, "wall"), (true, "ruled_out")] {
+        let (running, live) = retention(twin);
+        let Some((resident, retention, remedies)) = diagnosed(&running.pid()) else { return };
+        let bill = &resident["bills"][0];
+        assert_eq!((bill["pid"].to_string(), &resident["others"]), (running.pid(), &Value::from(0)));
+        let rss = field(&running.pid(), "status", "VmRSS:");
+        assert_near(sum(bill), rss, 0.03, "sum of the rows");
+        let heap = &bill["rows"][HEAP];
+        if may_not_read(heap) {
+            return;
+        }
+        assert_near(number(&heap["split"]["live_bytes"]["point"]), live, 0.05, "live");
+        assert_eq!(retention["status"], status, "{retention}");
+        let evidence = retention["evidence"][0].as_str().unwrap_or_default();
+        assert!(evidence.starts_with("by owner: "), "{retention}");
+        let remedies: Vec<&Value> = remedies.as_array().into_iter().flatten().collect();
+        let returned = remedies.iter().find(|remedy| remedy["remedy"] == "jemalloc");
+        let returned = returned.and_then(|remedy| remedy["returns_bytes"].as_f64());
+        assert_eq!(returned.is_some_and(|bytes| bytes > 100.0 * MIB), !twin, "{remedies:?}");
+    }
+}
+
 /// A Python program that runs a script, prints `truth` as JSON, and sleeps. None without an interpreter.
 fn python(script: &str, malloc: &str) -> Option<(Running, Value)> {
     if !Path::new(PYTHON).exists() {

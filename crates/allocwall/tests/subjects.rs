@@ -198,6 +198,11 @@ fn call_rate_calls_and_a_pool_does_not() {
 }
 
 #[test]
+fn large_blocks_are_filled_and_small_ones_are_not() {
+    pair("large-calloc", 0.3, 0.05, 0.0, |t| t.share_of_cpu("block_filling"));
+}
+
+#[test]
 fn the_collector_collects_and_without_cycles_it_does_not() {
     pair("collector", 0.3, 0.05, 0.0, |t| t.share_of_cpu("garbage_collector"));
 }

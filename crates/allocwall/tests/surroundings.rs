@@ -2,6 +2,7 @@
 //! processes, too few file descriptors. All are real, and most have a twin without the difficulty.
 
 use serde_json::Value;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
@@ -206,6 +207,53 @@ fn root_of_a_user_namespace_is_not_told_to_become_root() {
     }
     assert!(!told.contains("run as root"), "{told}");
     assert!(told.contains("the machine's own root"), "{told}");
+}
+
+/// Runs a copy of allocwall as the user nobody, which launches this subject of the same copy. None if that is not
+/// permitted here.
+fn subject_as_nobody(subject: &[&str]) -> Option<Said> {
+    // SAFETY: only reads this process's own user.
+    if unsafe { libc::geteuid() } != 0 {
+        println!("skipped: needs root to become somebody else");
+        return None;
+    }
+    let place = tempfile::tempdir().unwrap();
+    let (copy, state) = (place.path().join("allocwall"), place.path().join("state"));
+    std::fs::copy(BINARY, &copy).unwrap();
+    std::fs::create_dir(&state).unwrap();
+    for (path, mode) in [(place.path(), 0o755), (copy.as_path(), 0o755), (state.as_path(), 0o777)] {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&copy);
+    command.args(["diagnose", "--json", "-d", "4s", "--"]).arg(&copy).arg("subject").args(subject);
+    match command.env("XDG_STATE_HOME", &state).current_dir("/").output() {
+        Ok(output) => Some(Said::of(output)),
+        Err(error) => {
+            println!("skipped: setpriv: {error}");
+            None
+        }
+    }
+}
+
+#[test]
+fn without_root_faults_are_counted_by_owner_and_a_warm_pool_has_few() {
+    let _alone = alone();
+    let subject = ["cold-touch", "--seconds", "20", "--dial", "0.3"];
+    let Some(cold) = subject_as_nobody(&subject) else { return };
+    let probes = cold.document["probes"].as_array().unwrap_or_else(|| panic!("{}", cold.all));
+    let owners = probes.iter().find(|probe| probe["name"] == "fault_owners").expect("it is not root");
+    if owners["state"] == "absent" {
+        return println!("skipped: {}", owners["missing"]["detail"]);
+    }
+    let touches = &cold.document["bill"]["faulted"][0];
+    assert!(touches["wall"] == "first_touch" && touches["basis"] == "number", "{touches}");
+    assert!(touches["samples"].as_u64() > Some(200) && touches["known"].as_f64() > Some(0.5), "{touches}");
+    let first = &touches["owners"][0];
+    assert!(first["owner"] == "private" && first["share"]["point"].as_f64() > Some(0.95), "{touches}");
+    let Some(warm) = subject_as_nobody(&[&subject[..], &["--twin"]].concat()) else { return };
+    let touches = &warm.document["bill"]["faulted"][0];
+    assert!(touches["samples"].as_u64().unwrap_or(0) < 100, "{touches}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::increase;
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
 use allocwall_model::catalogue::prices::FAULT_RETURN;
-use allocwall_model::catalogue::symbols::{self, KernelLine, KernelRole, Scope, UserRole};
+use allocwall_model::catalogue::symbols::{self, KernelLine, KernelRole, ProcessStep, Scope, UserRole};
 use allocwall_model::catalogue::syscalls::{self, CallWait, KernelWait, UserWait};
 use allocwall_model::recording::{
     CpuSample, Frame, Module, ModuleRole, Owner, Recording, Runtime, ThreadTimes, WaitSample, gained,
@@ -20,12 +20,24 @@ const IDLE_CPU_SHARE: f64 = 0.05;
 /// A function needs this many samples with a known kind of fault before its other samples are divided by them.
 const MIN_KNOWN_FAULTS: u64 = 10;
 
-/// If so many write faults of a process neither zero nor copy a page in any sample, they only make pages writable: after
-/// mprotect, or after the end of the other process that shared them. Zeroing or copying is a fifth of the others or more.
+/// Of the samples in write faults that zero or copy a page, a sixth or more are in the zeroing or the copying itself. For
+/// one such sample there are at most so many others.
+const WRITES_PER_SHOWN: u64 = 5;
+
+/// So many samples in write faults more than that may be chance, in the whole target. The rest of a larger number only makes
+/// pages writable: after mprotect, or after the other process that shared them has copied them or has ended. A function or a
+/// process with fewer is not judged alone.
 const MIN_WRITES: u64 = 30;
 
+/// For each page, fork takes at least 20 ns, and the fault that later makes the page writable at most 1 µs. So for one sample in
+/// the fork there are at most so many in these faults.
+const MADE_WRITABLE_PER_COPY: u64 = 50;
+
+/// A process, and whether it shares pages by then since a fork in the window.
+type Sharer = (i32, bool);
+
 /// Process, module and name of the function that was running when the fault came.
-type FaultingFunction<'a> = (i32, Option<u32>, Option<&'a str>);
+type FaultingFunction<'a> = (Sharer, Option<u32>, Option<&'a str>);
 
 /// The kinds of fault, by the class that they belong to. (Zeroing belongs to first touches.)
 const FAULTS: [CostClass; 4] =
@@ -59,12 +71,17 @@ impl Faults {
         self.counts.iter().sum()
     }
 
-    /// A kernel that zeroes each page that it hands out (init_on_alloc, a default of distributions) also does it before a
-    /// copy, in less time than the copy takes.
-    fn leave_out_zeroing_before_copies(&mut self) {
+    fn has_touches(&self) -> bool {
+        self.counts[0] > 0
+    }
+
+    /// A kernel that zeroes each page that it hands out (init_on_alloc) also does it before a copy.
+    fn count_zeroing_as_copies(&mut self) {
         // In the order of `FAULTS`.
         let [touches, copies, ..] = &mut self.counts;
-        *touches = touches.saturating_sub(*copies);
+        if *copies > 0 {
+            *copies += std::mem::take(touches);
+        }
     }
 
     /// Class of the next unknown one. Each kind gets its part, evenly over time. If nothing is known: first touch,
@@ -83,7 +100,7 @@ impl Faults {
 #[derive(Default)]
 struct KnownFaults<'a> {
     by_function: BTreeMap<FaultingFunction<'a>, Faults>,
-    by_process: BTreeMap<i32, Faults>,
+    by_process: BTreeMap<Sharer, Faults>,
 }
 
 impl<'a> KnownFaults<'a> {
@@ -95,12 +112,72 @@ impl<'a> KnownFaults<'a> {
     /// Class of the next sample of unknown kind: in proportion to those of known kind of the same function, or of the
     /// same process if the function has too few. None if the process has none.
     fn next(&mut self, function: FaultingFunction<'a>) -> Option<CostClass> {
-        let faults = match self.by_function.get_mut(&function) {
-            Some(faults) if faults.known() >= MIN_KNOWN_FAULTS => faults,
-            _ => self.by_process.get_mut(&function.0)?,
-        };
-        Some(faults.next())
+        Some(self.of(function)?.next())
     }
+
+    fn of(&mut self, function: FaultingFunction<'a>) -> Option<&mut Faults> {
+        match self.by_function.get_mut(&function) {
+            Some(faults) if faults.known() >= MIN_KNOWN_FAULTS => Some(faults),
+            _ => self.by_process.get_mut(&function.0),
+        }
+    }
+}
+
+/// Samples in the write faults of one function, of those functions of a process that have few, or of those processes that have
+/// few.
+#[derive(Default)]
+struct Writes {
+    /// They zero or copy a page.
+    shown: u64,
+    not_shown: u64,
+    /// The part of those not shown that belongs to zeroed or copied pages.
+    share: f64,
+    unassigned: f64,
+}
+
+impl Writes {
+    /// `chance`: so many more than follow from those shown may be chance.
+    fn divide(&mut self, chance: u64) {
+        let most = WRITES_PER_SHOWN * self.shown;
+        let may_be_all = self.not_shown < most + chance;
+        self.share = if may_be_all { 1.0 } else { part(most, self.not_shown) };
+    }
+
+    /// Whether the next one that is not shown belongs to a zeroed or copied page: evenly over time.
+    fn next(&mut self) -> bool {
+        self.unassigned += self.share;
+        let due = self.unassigned >= 1.0;
+        self.unassigned -= f64::from(u8::from(due));
+        due
+    }
+
+    /// Moves those that have few to the sums of a larger whole.
+    fn pool<K: Ord, L: Ord>(all: &mut BTreeMap<K, Writes>, whole: impl Fn(&K) -> L) -> BTreeMap<L, Writes> {
+        let mut pools: BTreeMap<L, Writes> = BTreeMap::new();
+        all.retain(|key, writes| {
+            let enough = writes.not_shown >= MIN_WRITES;
+            if !enough {
+                let pool = pools.entry(whole(key)).or_default();
+                pool.shown += writes.shown;
+                pool.not_shown += writes.not_shown;
+            }
+            enough
+        });
+        pools
+    }
+}
+
+/// What part `most` is of `all`: at most 1.
+fn part(most: u64, all: u64) -> f64 {
+    (most as f64 / all.max(1) as f64).min(1.0)
+}
+
+/// The forks after which a process shares pages.
+struct Forks {
+    /// When the first of them was seen.
+    from_ns: u64,
+    /// The process that forked.
+    parent: i32,
 }
 
 /// A function's samples in faults, its own samples, and the part of its own samples that is moved to faults.
@@ -137,6 +214,12 @@ pub struct Classifier<'a> {
     /// When each process's collector ran, from and to, sorted.
     collecting: BTreeMap<i32, Vec<(u64, u64)>>,
     major_faults: bool,
+    /// By the index of the kernel stack.
+    steps: BTreeMap<u32, ProcessStep>,
+    /// Of the processes that share pages since a fork in the window.
+    forks: BTreeMap<i32, Forks>,
+    /// Samples in the copies of address spaces, of each process that forked.
+    copies: BTreeMap<i32, u64>,
 }
 
 impl<'a> Classifier<'a> {
@@ -172,6 +255,8 @@ impl<'a> Classifier<'a> {
             collecting.entry(span.pid).or_default().push((span.from_ns, span.to_ns));
         }
         collecting.values_mut().for_each(|spans| spans.sort_unstable());
+        let steps = process_steps(recording);
+        let (forks, copies) = forks(recording, &steps);
         Classifier {
             recording,
             kernel,
@@ -182,6 +267,9 @@ impl<'a> Classifier<'a> {
             threads: recording.threads.iter().map(|t| ((t.pid, t.tid), t)).collect(),
             collecting,
             major_faults,
+            steps,
+            forks,
+            copies,
         }
     }
 
@@ -213,36 +301,71 @@ impl<'a> Classifier<'a> {
     }
 
     /// A write fault on a page that is mapped read-only zeroes a new page if the old one was the zero page: this is a
-    /// first touch. Else it copies the page. Few of its samples show which, and the others are divided like these.
+    /// first touch. Or it copies the page. Or it only makes the page writable. Few of its samples show which, and the
+    /// others are divided like these.
     fn divide_writes(&self, samples: &[CpuSample], lines: &mut [KernelLine]) {
         let mut shown = KnownFaults::default();
-        let mut not_shown: BTreeMap<i32, u64> = BTreeMap::new();
+        let mut by_function: BTreeMap<FaultingFunction, Writes> = BTreeMap::new();
         for (sample, line) in samples.iter().zip(&*lines) {
+            let KernelLine::WriteFault(own) = *line else { continue };
             let function = self.faulting_function(sample);
-            match line {
-                KernelLine::WriteFault(Some(CostClass::Zeroing)) => {
-                    shown.count(function, CostClass::FaultPath);
+            let writes = by_function.entry(function).or_default();
+            match own {
+                Some(class) => {
+                    writes.shown += 1;
+                    let zeroes = class == CostClass::Zeroing;
+                    shown.count(function, if zeroes { CostClass::FaultPath } else { class });
                 }
-                KernelLine::WriteFault(Some(class)) => shown.count(function, *class),
-                KernelLine::WriteFault(None) => *not_shown.entry(sample.pid).or_default() += 1,
-                _ => {}
+                None => writes.not_shown += 1,
             }
         }
-        let all = shown.by_function.values_mut().chain(shown.by_process.values_mut());
-        all.for_each(Faults::leave_out_zeroing_before_copies);
-        for (sample, line) in samples.iter().zip(lines) {
+        let of_functions = shown.by_function.iter_mut().map(|((sharer, ..), faults)| (sharer, faults));
+        for (_, faults) in of_functions.chain(shown.by_process.iter_mut()).filter(|((_, shares), _)| *shares)
+        {
+            faults.count_zeroing_as_copies();
+        }
+        // Functions with few such samples are divided together, and so are processes.
+        let mut by_process = Writes::pool(&mut by_function, |(sharer, ..)| *sharer);
+        let mut of_target = Writes::pool(&mut by_process, |_| ()).remove(&()).unwrap_or_default();
+        by_function.values_mut().chain(by_process.values_mut()).for_each(|writes| writes.divide(0));
+        of_target.divide(MIN_WRITES);
+        let mut made_writable: BTreeMap<i32, Vec<usize>> = BTreeMap::new();
+        for (at, (sample, line)) in samples.iter().zip(lines.iter_mut()).enumerate() {
             let KernelLine::WriteFault(own) = *line else { continue };
-            let kind = match own {
-                Some(CostClass::CopyOnWrite) => own,
-                _ => shown.next(self.faulting_function(sample)),
+            let function = self.faulting_function(sample);
+            *line = match own {
+                Some(CostClass::Zeroing) => {
+                    // See `count_zeroing_as_copies`.
+                    let copies = shown.of(function).is_some_and(|faults| !faults.has_touches());
+                    KernelLine::Class(if copies { CostClass::CopyOnWrite } else { CostClass::Zeroing })
+                }
+                Some(class) => KernelLine::Class(class),
+                None => {
+                    let writes = match by_function.get_mut(&function) {
+                        Some(writes) => writes,
+                        None => by_process.get_mut(&function.0).unwrap_or(&mut of_target),
+                    };
+                    if writes.next() {
+                        KernelLine::Class(shown.next(function).unwrap_or(CostClass::CopyOnWrite))
+                    } else {
+                        if let Some(forks) = self.forks_before(sample) {
+                            made_writable.entry(forks.parent).or_default().push(at);
+                        }
+                        KernelLine::OtherFault
+                    }
+                }
             };
-            let nothing_shown = || not_shown.get(&sample.pid).is_none_or(|count| *count < MIN_WRITES);
-            *line = match kind {
-                Some(CostClass::FaultPath) if own.is_some() => KernelLine::Class(CostClass::Zeroing),
-                Some(kind) => KernelLine::Class(kind),
-                None if nothing_shown() => KernelLine::Class(CostClass::CopyOnWrite),
-                None => KernelLine::OtherFault,
-            };
+        }
+        // The other process had these pages too, until it copied them, ran another program or ended. There are no more of them
+        // than the forks shared.
+        for (parent, all) in made_writable {
+            let most = MADE_WRITABLE_PER_COPY * self.copies.get(&parent).copied().unwrap_or(0);
+            let mut of_forks = Writes { share: part(most, all.len() as u64), ..Writes::default() };
+            for at in all {
+                if of_forks.next() {
+                    lines[at] = KernelLine::Class(CostClass::CopyOnWrite);
+                }
+            }
         }
     }
 
@@ -303,7 +426,9 @@ impl<'a> Classifier<'a> {
                 KernelLine::Class(self.class_by_caller(sample.user).unwrap_or(class))
             }
             // A private page of a file that was read before is copied at its first write, without a fork.
-            KernelLine::WriteFault(_) if sample.faulted == Some(Owner::File) => {
+            KernelLine::WriteFault(_)
+                if sample.faulted == Some(Owner::File) && self.forks_before(sample).is_none() =>
+            {
                 KernelLine::Class(CostClass::FileFault)
             }
             line => line,
@@ -328,6 +453,21 @@ impl<'a> Classifier<'a> {
         (past, all)
     }
 
+    /// What the kernel does with an address space, if the sample is in the start or the end of a process.
+    pub(super) fn process_step(&self, sample: &CpuSample) -> Option<ProcessStep> {
+        self.steps.get(&sample.kernel?).copied()
+    }
+
+    /// Whether the sample is in the copying of a page that a fork shares.
+    pub(super) fn copies_page(&self, sample: &CpuSample) -> bool {
+        self.line(sample) == KernelLine::WriteFault(Some(CostClass::CopyOnWrite))
+    }
+
+    /// The forks since which the process of the sample shares pages.
+    fn forks_before(&self, sample: &CpuSample) -> Option<&Forks> {
+        self.forks.get(&sample.pid).filter(|forks| forks.from_ns <= sample.t_ns)
+    }
+
     fn kernel_names(&self, sample: &CpuSample) -> impl Iterator<Item = &'a str> {
         let frames = &self.recording.frames;
         self.frames(sample.kernel).iter().filter_map(|f| frames.get(*f as usize)?.symbol.as_deref())
@@ -346,15 +486,10 @@ impl<'a> Classifier<'a> {
         (!roles.all(wrapper)).then_some(false)
     }
 
-    /// Whether the sample is in a function that fills or copies memory.
-    pub fn zeroes_or_copies(&self, sample: &CpuSample) -> bool {
-        let leaf = self.frames(sample.user).first();
-        sample.kernel.is_none() && leaf.and_then(|f| self.role(*f)) == Some(UserRole::Memory)
-    }
-
     fn faulting_function(&self, sample: &CpuSample) -> FaultingFunction<'a> {
         let leaf = self.frames(sample.user).first().and_then(|f| self.recording.frames.get(*f as usize));
-        (sample.pid, leaf.and_then(|f| f.module), leaf.and_then(|f| f.symbol.as_deref()))
+        let sharer = (sample.pid, self.forks_before(sample).is_some());
+        (sharer, leaf.and_then(|f| f.module), leaf.and_then(|f| f.symbol.as_deref()))
     }
 
     /// The innermost function that owns the work decides. A leaf in the allocator takes precedence over a collector
@@ -366,9 +501,9 @@ impl<'a> Classifier<'a> {
             Some(UserRole::Allocator) => return CostClass::AllocatorCode,
             Some(UserRole::AllocatorLock) => return CostClass::AllocatorLocks,
             Some(UserRole::Lock) if self.allocator_calls(&frames[1..]) => return CostClass::AllocatorLocks,
-            // The copy in realloc and the zeroing in calloc are part of the allocator's work.
+            // The copy in realloc and the zeroing in calloc.
             Some(UserRole::Memory) if role(1) == Some(UserRole::Allocator) => {
-                return CostClass::AllocatorCode;
+                return CostClass::BlockFilling;
             }
             Some(UserRole::MapCall) => return CostClass::MapCalls,
             _ => {}
@@ -378,6 +513,9 @@ impl<'a> Classifier<'a> {
         }
         for frame in frames {
             match self.role(*frame) {
+                Some(UserRole::RuntimeAllocator) if role(0) == Some(UserRole::Memory) => {
+                    return CostClass::BlockFilling;
+                }
                 Some(UserRole::RuntimeAllocator) => return CostClass::RuntimeAllocator,
                 Some(UserRole::Collector) => return CostClass::GarbageCollector,
                 Some(UserRole::Interpreter) => break,
@@ -605,8 +743,62 @@ fn user_role(recording: &Recording, frame: &Frame) -> Option<UserRole> {
         Some(ModuleRole::Cpython) => library(Scope::Cpython),
         Some(ModuleRole::Jvm) => library(Scope::Jvm),
         Some(ModuleRole::Loader | ModuleRole::Vdso | ModuleRole::Node) => library(Scope::Any),
-        _ => named(Scope::Any),
+        // A static C library is in the program's own file.
+        _ => named(Scope::Any).or_else(|| {
+            let has_libc = module.is_some_and(|m| !m.malloc_ranges.is_empty());
+            named(Scope::Libc).filter(|role| has_libc && *role == UserRole::Memory)
+        }),
     }
+}
+
+/// The steps that kernel stacks show, by the index of the stack.
+fn process_steps(recording: &Recording) -> BTreeMap<u32, ProcessStep> {
+    let stacks: BTreeSet<u32> = recording.samples.iter().filter_map(|sample| sample.kernel).collect();
+    let name = |frame: &u32| recording.frames.get(*frame as usize)?.symbol.as_deref();
+    let step = |stack: u32| {
+        let frames = &recording.stacks.get(stack as usize)?.frames;
+        Some((stack, symbols::process_step(frames.iter().filter_map(name))?))
+    };
+    stacks.into_iter().filter_map(step).collect()
+}
+
+/// The forks of the processes that forked in the window, and of those of their children that run the same program; and the
+/// number of samples in the copies of address spaces, by the process that forked.
+fn forks(
+    recording: &Recording,
+    steps: &BTreeMap<u32, ProcessStep>,
+) -> (BTreeMap<i32, Forks>, BTreeMap<i32, u64>) {
+    let mut forks: BTreeMap<i32, Forks> = BTreeMap::new();
+    let mut copies: BTreeMap<i32, u64> = BTreeMap::new();
+    let mut executing = BTreeSet::new();
+    for sample in &recording.samples {
+        match sample.kernel.and_then(|kernel| steps.get(&kernel)) {
+            Some(ProcessStep::Copy) => {
+                *copies.entry(sample.pid).or_default() += 1;
+                let first = Forks { from_ns: sample.t_ns, parent: sample.pid };
+                let of_process = forks.entry(sample.pid).or_insert(first);
+                of_process.from_ns = of_process.from_ns.min(sample.t_ns);
+            }
+            Some(ProcessStep::Exec | ProcessStep::Replace) => {
+                executing.insert(sample.pid);
+            }
+            Some(ProcessStep::End) | None => {}
+        }
+    }
+    let programs: BTreeMap<i32, &str> =
+        recording.processes.iter().filter_map(|p| Some((p.pid, p.exe.as_deref().ok()?))).collect();
+    let is_copy = |pid: i32, parent: i32| {
+        let same_program = programs.get(&pid).is_some_and(|own| programs.get(&parent) == Some(own));
+        same_program && !executing.contains(&pid)
+    };
+    let children: Vec<(i32, Forks)> = recording
+        .processes
+        .iter()
+        .filter(|p| !copies.contains_key(&p.pid) && is_copy(p.pid, p.ppid))
+        .filter_map(|p| Some((p.pid, Forks { parent: p.ppid, ..*forks.get(&p.ppid)? })))
+        .collect();
+    forks.extend(children);
+    (forks, copies)
 }
 
 /// Whether the code is in an allocator's own module, or in the address range of malloc in another module.
@@ -622,8 +814,8 @@ pub(super) fn module<'a>(recording: &'a Recording, frame: &Frame) -> Option<&'a 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use allocwall_model::recording::{AllocatorKind, Libc};
-    use allocwall_sketches::recording::{PID, Sketch};
+    use allocwall_model::recording::{AllocatorKind, Libc, Process};
+    use allocwall_sketches::recording::{MS, PID, Sketch};
 
     /// Classes of kernel stacks recorded with `perf record -e cpu-clock -g` on Linux 6.18, and of some written from
     /// the sources of older kernels and arm64. Each line has a class, a tab and a stack from the leaf outwards.
@@ -642,6 +834,8 @@ mod tests {
         s.module("libjvm", ModuleRole::Jvm);
         s.module("node", ModuleRole::Node);
         s.module("go", ModuleRole::Go);
+        let program = s.module("static", ModuleRole::Other);
+        s.recording.modules[program as usize].malloc_ranges = vec![(0x9000, 0xd000)];
     }
 
     #[test]
@@ -671,10 +865,18 @@ mod tests {
             ("libc+9800;app!parse", AllocatorCode),
             ("libc+8fff;app!parse", Application),
             ("libc+d000;app!parse", Application),
-            // A copy in realloc belongs to the allocator; a copy by the application does not. With and without names.
-            ("libc!__memmove_avx_unaligned_erms;libc+9800;app!grow", AllocatorCode),
+            // A copy in realloc is within the allocator; a copy by the application is not. With and without names.
+            ("libc!__memmove_avx_unaligned_erms;libc+9800;app!grow", BlockFilling),
             ("libc!__memmove_avx_unaligned_erms;app!grow", Application),
-            ("libc+1000;libc+9800;app!grow", AllocatorCode),
+            ("libc+1000;libc+9800;app!grow", BlockFilling),
+            ("libc!__memset_evex_unaligned_erms;app!render", Application),
+            // calloc's last step is a jump to memset; the recorder puts its frame back.
+            ("libc!__memset_evex_unaligned_erms;?!calloc;app!render", BlockFilling),
+            ("libc+1000;?!calloc;app!render", BlockFilling),
+            ("libc+1000;app!render", Application),
+            ("static!__memset_evex_unaligned_erms;?!calloc;static!main", BlockFilling),
+            ("static!__memset_evex_unaligned_erms;static!main", Application),
+            ("app!memset_rows;?!calloc;app!render", Application),
             // Locks belong to their caller.
             ("libc!__lll_lock_wait_private;libc+9800;app!work", AllocatorLocks),
             ("libc!__lll_lock_wait_private;libc!fputs;app!work", Application),
@@ -707,7 +909,7 @@ mod tests {
             ),
             (
                 "libc!__memset_avx2_unaligned;python!_PyObject_GC_New;python!_PyEval_EvalFrameDefault",
-                RuntimeAllocator,
+                BlockFilling,
             ),
             ("python!PyLong_FromLong;python!_PyEval_EvalFrameDefault", Application),
             (
@@ -737,7 +939,8 @@ mod tests {
                 "go!runtime.scanobject;go!runtime.gcDrainN;go!runtime.gcAssistAlloc1;go!runtime.mallocgc",
                 GarbageCollector,
             ),
-            ("go!runtime.memclrNoHeapPointers;go!runtime.mallocgc;go!main.handle", RuntimeAllocator),
+            ("go!runtime.memclrNoHeapPointers;go!runtime.mallocgc;go!main.handle", BlockFilling),
+            ("go!runtime.memmove;go!runtime.growslice;go!main.handle", BlockFilling),
             ("go!runtime.memclrNoHeapPointers;go!main.handle", Application),
             (
                 "go!runtime.gcmarknewobject;go!runtime.mallocgcSmallScanNoHeader;go!main.handle",
@@ -760,6 +963,8 @@ mod tests {
                 "libjvm!MemAllocator::allocate() const;libjvm!InstanceKlass::allocate_instance",
                 RuntimeAllocator,
             ),
+            ("libjvm!MemAllocator::mem_clear;libjvm!MemAllocator::allocate() const", BlockFilling),
+            ("libc!memset;libjvm!MemAllocator::allocate() const", BlockFilling),
             ("libjvm!Parse::do_call;libjvm!C2Compiler::compile_method", Application),
         ] {
             assert_eq!(class_of("", stack), class, "{stack}");
@@ -894,18 +1099,32 @@ mod tests {
     /// Samples in write faults that zero a page, copy it, or show neither, from one user function: the lines that they go
     /// to, as (first touch, copy-on-write, other kernel).
     fn writes(zeroing: u64, copying: u64, neither: u64, owner: Option<Owner>) -> (usize, usize, usize) {
+        writes_of(&[("app!update", zeroing, copying, neither)], owner, false)
+    }
+
+    /// The same of several functions, in a process that forks or does not.
+    fn writes_of(
+        functions: &[(&str, u64, u64, u64)],
+        owner: Option<Owner>,
+        forks: bool,
+    ) -> (usize, usize, usize) {
         let mut s = Sketch::new();
-        for (count, leaf) in [
-            (zeroing, "clear_page_erms;prep_new_page;vma_alloc_folio_noprof"),
-            (copying, "copy_mc_enhanced_fast_string"),
-            (neither, "_raw_spin_lock;__pte_offset_map_lock"),
-        ] {
-            if count > 0 {
-                let stack = format!("{leaf};do_wp_page;__handle_mm_fault;handle_mm_fault;exc_page_fault");
-                s.samples(count, PID, &stack, "app!update");
+        for &(function, zeroing, copying, neither) in functions {
+            for (count, leaf) in [
+                (zeroing, "clear_page_erms;prep_new_page;vma_alloc_folio_noprof"),
+                (copying, "copy_mc_enhanced_fast_string"),
+                (neither, "_raw_spin_lock;__pte_offset_map_lock"),
+            ] {
+                if count > 0 {
+                    let stack = format!("{leaf};do_wp_page;__handle_mm_fault;handle_mm_fault;exc_page_fault");
+                    s.samples(count, PID, &stack, function);
+                }
             }
         }
         s.recording.samples.iter_mut().for_each(|sample| sample.faulted = owner);
+        if forks {
+            s.samples(1, PID, "copy_page_range;dup_mmap;copy_process;kernel_clone", "app!start");
+        }
         let classes = Classifier::new(&s.recording).cpu(&s.recording.samples);
         let count = |of: &[CostClass]| classes.iter().filter(|class| of.contains(class)).count();
         let lines = (
@@ -913,7 +1132,8 @@ mod tests {
             count(&[CostClass::CopyOnWrite]),
             count(&[CostClass::OtherKernel]),
         );
-        assert_eq!(lines.0 + lines.1 + lines.2 + count(&[CostClass::FileFault]), classes.len());
+        let others = count(&[CostClass::FileFault, CostClass::ForkExit]);
+        assert_eq!(lines.0 + lines.1 + lines.2 + others, classes.len());
         lines
     }
 
@@ -924,9 +1144,20 @@ mod tests {
         assert_eq!(writes(0, 40, 200, None), (0, 240, 0));
         // Both in one function.
         let (touches, copies, _) = writes(80, 20, 300, None);
-        assert!((280..=310).contains(&touches) && touches + copies == 400, "{touches} {copies}");
-        // A kernel that zeroes all pages zeroes those of copies too.
-        assert_eq!(writes(35, 40, 200, None), (0, 275, 0));
+        assert!((319..=321).contains(&touches) && touches + copies == 400, "{touches} {copies}");
+    }
+
+    #[test]
+    fn a_kernel_that_zeroes_all_pages_zeroes_those_of_copies_too() {
+        let both = |forks| writes_of(&[("app!update", 35, 40, 200)], None, forks);
+        assert_eq!(both(true), (0, 275, 0));
+        let (touches, copies, _) = both(false);
+        // Those that zero are first touches. The others are divided like those that show what they do.
+        assert!((127..=130).contains(&touches) && touches + copies == 275, "{touches} {copies}");
+        assert_eq!(writes_of(&[("app!update", 35, 40, 0)], None, false), (35, 40, 0));
+        assert_eq!(writes_of(&[("app!update", 35, 40, 0)], None, true), (0, 75, 0));
+        // Without any copy, a fork changes nothing.
+        assert_eq!(writes_of(&[("app!update", 40, 0, 200)], None, true), (240, 0, 0));
     }
 
     #[test]
@@ -934,12 +1165,117 @@ mod tests {
         // After mprotect. A few samples do not show it.
         assert_eq!(writes(0, 0, 200, None), (0, 0, 200));
         assert_eq!(writes(0, 0, 20, None), (0, 20, 0));
+        // One that zeroes or copies stands for a few others, not for all of them.
+        assert_eq!(writes(1, 0, 1_000, None), (6, 0, 995));
+        assert_eq!(writes(0, 1, 1_000, None), (0, 6, 995));
+        assert_eq!(writes(1, 0, 20, None), (21, 0, 0));
+        // Nor for those of another function.
+        let barriers = ("app!barrier", 0, 0, 1_000);
+        assert_eq!(writes_of(&[("app!update", 0, 200, 800), barriers], None, false), (0, 1_000, 1_000));
+        // Rare functions are divided together.
+        let rare = ["app!a", "app!b", "app!c", "app!d"].map(|function| (function, 0, 0, 20));
+        assert_eq!(writes_of(&rare, None, false), (0, 0, 80));
+        assert_eq!(writes_of(&rare[..1], None, false), (0, 20, 0));
     }
 
     #[test]
-    fn a_copied_page_of_a_file_is_a_file_fault() {
+    fn chance_is_granted_once_for_all_processes() {
+        // So many workers with so many samples each: those that count as copies.
+        let copies = |workers: u64, copying: u64, neither: u64| {
+            let mut s = Sketch::new();
+            for worker in 0..workers {
+                let from = s.recording.samples.len();
+                for (count, leaf) in [(copying, "copy_mc_enhanced_fast_string"), (neither, "_raw_spin_lock")]
+                {
+                    if count > 0 {
+                        s.samples(count, PID, &format!("{leaf};do_wp_page;exc_page_fault"), "app!barrier");
+                    }
+                }
+                s.recording.samples[from..].iter_mut().for_each(|sample| sample.pid = PID + worker as i32);
+            }
+            let classes = Classifier::new(&s.recording).cpu(&s.recording.samples);
+            classes.iter().filter(|class| **class == CostClass::CopyOnWrite).count()
+        };
+        // After mprotect, in one worker and in fifty.
+        assert_eq!((copies(1, 0, 20), copies(50, 0, 20)), (20, 0));
+        assert_eq!(copies(50, 0, 40), 0);
+        // Workers that copy pages, and twins that copy few of theirs.
+        assert_eq!((copies(50, 5, 20), copies(50, 10, 40)), (50 * 25, 50 * 50));
+        assert!((298..=300).contains(&copies(50, 1, 20)), "{}", copies(50, 1, 20));
+        assert!((250..=300).contains(&copies(50, 1, 34)), "{}", copies(50, 1, 34));
+    }
+
+    #[test]
+    fn a_page_that_the_child_no_longer_has_is_a_cost_of_the_fork() {
+        /// So many samples in forks, from this time on, beside writes all over the window that show neither.
+        fn made_writable(forks: u64, from_ms: u64, writes: u64) -> (usize, usize) {
+            let mut s = Sketch::new();
+            s.samples(writes, PID, "_raw_spin_lock;do_wp_page;exc_page_fault", "app!update");
+            let of_forks = s.recording.samples.len();
+            if forks > 0 {
+                s.samples(forks, PID, "copy_page_range;dup_mmap;copy_process", "app!start");
+            }
+            s.recording.samples[of_forks..].iter_mut().for_each(|sample| sample.t_ns += from_ms * MS);
+            let classes = Classifier::new(&s.recording).cpu(&s.recording.samples);
+            let count = |of| classes.iter().filter(|class| **class == of).count();
+            (count(CostClass::CopyOnWrite), count(CostClass::OtherKernel))
+        }
+        assert_eq!((made_writable(10, 0, 200), made_writable(0, 0, 200)), ((200, 0), (0, 200)));
+        // No more of them than the forks may have shared.
+        assert_eq!(made_writable(1, 0, 200), (50, 150));
+        // Only after the first fork: the window has 15 seconds.
+        assert_eq!(made_writable(10, 7_500, 200), (100, 100));
+        assert_eq!(made_writable(10, 15_000, 200), (0, 200));
+    }
+
+    #[test]
+    fn a_page_of_a_file_is_copied_for_a_fork_only_after_it() {
+        let copies = |from_ms: u64| {
+            let mut s = Sketch::new();
+            s.samples(100, PID, "copy_mc_enhanced_fast_string;do_wp_page;exc_page_fault", "app!update");
+            s.recording.samples.iter_mut().for_each(|sample| sample.faulted = Some(Owner::File));
+            s.samples(1, PID, "copy_page_range;dup_mmap;copy_process", "app!start");
+            s.recording.samples[100].t_ns = from_ms * MS;
+            let classes = Classifier::new(&s.recording).cpu(&s.recording.samples);
+            classes.iter().filter(|class| **class == CostClass::CopyOnWrite).count()
+        };
+        assert_eq!((copies(0), copies(7_500), copies(15_000)), (100, 50, 0));
+    }
+
+    #[test]
+    fn a_copied_page_of_a_file_is_a_file_fault_unless_a_fork_shares_it() {
         assert_eq!(writes(0, 40, 200, Some(Owner::File)), (0, 0, 0));
         assert_eq!(writes(0, 40, 200, Some(Owner::Heap)), (0, 240, 0));
+        assert_eq!(writes_of(&[("app!update", 0, 40, 200)], Some(Owner::File), true), (0, 240, 0));
+    }
+
+    #[test]
+    fn a_child_that_runs_another_program_shares_no_pages() {
+        let child_of = |parent: i32, exe: &str, execs: bool| {
+            let mut s = Sketch::new();
+            let process = s.recording.processes[0].clone();
+            s.recording.processes.push(Process {
+                pid: PID + 1,
+                ppid: parent,
+                exe: Ok(exe.into()),
+                ..process
+            });
+            s.samples(1, PID, "copy_page_range;dup_mmap;copy_process;kernel_clone", "app!start");
+            let from = s.recording.samples.len();
+            s.samples(1, PID, "copy_mc_enhanced_fast_string;do_wp_page;exc_page_fault", "app!update");
+            s.recording.samples[from].faulted = Some(Owner::File);
+            if execs {
+                s.samples(1, PID, "elf_load;load_elf_binary;bprm_execve", "app!start");
+            }
+            s.recording.samples[from..].iter_mut().for_each(|sample| sample.pid = PID + 1);
+            Classifier::new(&s.recording).cpu(&s.recording.samples)[from]
+        };
+        assert_eq!(child_of(PID, "/usr/bin/service", false), CostClass::CopyOnWrite);
+        for (parent, exe, execs) in
+            [(PID, "/usr/bin/service", true), (PID, "/bin/ls", false), (7, "/usr/bin/service", false)]
+        {
+            assert_eq!(child_of(parent, exe, execs), CostClass::FileFault, "{parent} {exe} {execs}");
+        }
     }
 
     #[test]

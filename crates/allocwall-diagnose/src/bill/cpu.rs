@@ -5,7 +5,6 @@ use super::sites::{SiteSample, sites};
 use super::{CpuLine, block_of, blocks, increase};
 use allocwall_model::catalogue::cost::CostClass;
 use allocwall_model::catalogue::prices::CONTEXT_SWITCH;
-use allocwall_model::catalogue::thresholds::MIN_SAMPLES;
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::recording::{ModuleRole, ProbeName, Recording, Runtime};
 use allocwall_model::stats;
@@ -189,7 +188,9 @@ fn may_be_in(class: CostClass, recording: &Recording, sampled: &Sampled) -> Opti
         _ if class.is_named_kernel() && (!recording.meta.kernel_samples || unnamed()) => {
             Some(CostClass::UnnamedKernel)
         }
-        CostClass::RuntimeAllocator if stripped_runtime(recording).is_some() => Some(CostClass::Application),
+        CostClass::RuntimeAllocator | CostClass::BlockFilling if stripped_runtime(recording).is_some() => {
+            Some(CostClass::Application)
+        }
         CostClass::GarbageCollector if stripped_runtime(recording).is_some_and(|s| !s.collector_read) => {
             Some(CostClass::Application)
         }
@@ -246,6 +247,7 @@ fn cpu_sites(
         user: s.user,
         weight: recording.meta.sample_period_ns.max(1),
         shallow: only_deep && !s.deep,
+        with_call: class == CostClass::OtherKernel,
     });
     sites(recording, classifier, samples)
 }
@@ -318,6 +320,9 @@ fn method(class: CostClass, recording: &Recording) -> &'static str {
         }
         CostClass::AllocatorLocks => "CPU samples: lock functions and futex calls made by the allocator",
         CostClass::RuntimeAllocator => "CPU samples: the runtime's allocation functions",
+        CostClass::BlockFilling => {
+            "CPU samples: functions that fill or copy memory, called by malloc or by the runtime's allocator"
+        }
         CostClass::GarbageCollector if stripped_runtime(recording).is_some_and(|s| s.collector_read) => {
             "CPU samples: the interpreter's code while its own flag said that it collected"
         }
@@ -327,7 +332,7 @@ fn method(class: CostClass, recording: &Recording) -> &'static str {
         }
         CostClass::Zeroing => "CPU samples: kernel clearing pages within a page fault",
         CostClass::CopyOnWrite => {
-            "CPU samples: kernel stack in a write fault that copies a page of no file; the samples of all write faults in proportion"
+            "CPU samples: kernel stack in a write fault that copies a page of no file, or a page that a fork shares; the samples of all write faults in proportion"
         }
         CostClass::FileFault => {
             "CPU samples: kernel stack in a fault on a page of a file or on a shared page"
@@ -402,20 +407,6 @@ pub fn map_calls_by_malloc(recording: &Recording) -> Measured<Interval> {
         return Err(Absence::new(Reason::TooLittle, format!("only {calls} samples in map calls")));
     }
     Ok(stats::wilson(by_malloc, calls))
-}
-
-/// Part of the samples in allocators, malloc's and the runtime's, that fill or copy memory. None with too few samples.
-pub fn allocation_by_bytes(recording: &Recording) -> Option<f64> {
-    let classifier = Classifier::new(recording);
-    let classes = classifier.cpu(&recording.samples);
-    let (mut all, mut by_bytes) = (0u64, 0u64);
-    for (sample, class) in recording.samples.iter().zip(classes) {
-        if Wall::CallRate.lines().contains(&class) {
-            all += 1;
-            by_bytes += u64::from(classifier.zeroes_or_copies(sample));
-        }
-    }
-    (all >= MIN_SAMPLES).then(|| by_bytes as f64 / all as f64)
 }
 
 /// A runtime of the target whose functions cannot be recognized, because its file is stripped.

@@ -4,6 +4,7 @@ mod classify;
 mod cpu;
 mod owners;
 mod sites;
+mod starts;
 mod waits;
 
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
@@ -13,9 +14,11 @@ use allocwall_model::units::{Absence, Interval, Measured, Reason};
 use serde::{Deserialize, Serialize};
 
 pub use classify::{Classifier, is_allocator_code};
-pub use cpu::{Sampled, allocation_by_bytes, map_calls_by_malloc, stripped_runtime};
-pub use owners::{Faulted, OwnerShare};
-pub use sites::{GENERATED_CODE, NO_SYMBOL, NO_USER_STACK};
+pub use cpu::{Sampled, map_calls_by_malloc, stripped_runtime};
+pub use owners::{Basis, Faulted, LEAST_KNOWN, OwnerShare, of_files};
+pub use sites::{GENERATED_CODE, NO_CALLERS, NO_SYMBOL, NO_USER_STACK, PythonStacks, REPRESENTATIVE};
+pub use starts::Starts;
+pub use waits::may_have_gil;
 
 pub fn of(recording: &Recording) -> Bill {
     let classifier = Classifier::new(recording);
@@ -182,6 +185,8 @@ pub struct Site {
     pub python: Option<String>,
     /// Fraction of the line.
     pub share: f64,
+    /// Lower end of the 95 % interval of `share`.
+    pub least: f64,
     /// A few names, from the leaf outwards.
     pub path: Vec<String>,
 }
@@ -197,6 +202,8 @@ pub struct WaitLine {
     pub unknown_purpose: f64,
     /// The part of these whose caller's stack was not read, so that it may be any lock. Fraction of the line.
     pub unread: f64,
+    /// The part of those of unknown purpose that may be for Python's GIL. Fraction of the line.
+    pub may_be_gil: f64,
 }
 
 /// Figures that the ladder needs in addition to the lines. Rates are per second of wall time over the window.
@@ -530,6 +537,55 @@ mod tests {
         assert_eq!(faults.sites[1].module, "app");
     }
 
+    /// The call site of the largest line, of one stack.
+    fn site_of(stack: &str, complete: bool) -> String {
+        let mut s = Sketch::new();
+        s.module("libstdc++", ModuleRole::Other);
+        s.samples(10, PID, "", stack);
+        s.recording.stacks.iter_mut().for_each(|stack| stack.complete = complete);
+        let bill = of(&s.recording);
+        let lines = bill.on_cpu.as_ref().unwrap();
+        lines.iter().find(|l| l.samples == 10).unwrap().sites[0].function.clone()
+    }
+
+    #[test]
+    fn what_starts_a_thread_is_no_call_site() {
+        let started = "libstdc++!execute_native_thread_routine;libc!start_thread;libc!clone3";
+        // The thread's function is inlined into one of the standard library.
+        let run = "app!std::thread::_State_impl<main::{lambda()#1}>::_M_run";
+        let insert = "app!std::_Rb_tree<Order>::_M_insert";
+        assert_eq!(site_of(&format!("{insert};{run};{started}"), true), "std::_Rb_tree<Order>::_M_insert");
+        assert_eq!(site_of(&format!("{insert};app!Orders::add;{run};{started}"), true), "Orders::add");
+        // An operator of the standard library has its return type before its name.
+        let equal = "app!bool std::operator==<char>(char const*)";
+        assert_eq!(site_of(&format!("{equal};app!Orders::find;{run};{started}"), true), "Orders::find");
+        assert_eq!(site_of(&format!("libc!memset;{started}"), false), NO_CALLERS);
+    }
+
+    #[test]
+    fn no_function_of_the_c_library_stands_for_an_unknown_caller() {
+        let inside = "libc!_int_malloc;libc!malloc";
+        assert_eq!(site_of(inside, false), NO_CALLERS);
+        assert_eq!(site_of(inside, true), "_int_malloc");
+        assert_eq!(site_of(&format!("{inside};app!parse"), false), "parse");
+    }
+
+    #[test]
+    fn other_work_of_the_kernel_has_its_system_call() {
+        let path = |kernel: &str| {
+            let mut s = Sketch::new();
+            s.samples(10, PID, kernel, "libc!prctl;app!work");
+            let bill = of(&s.recording);
+            let lines = bill.on_cpu.as_ref().unwrap();
+            lines.iter().find(|l| l.samples == 10).unwrap().sites[0].path.clone()
+        };
+        let other = path("_raw_spin_lock;prctl_set_vma;__x64_sys_prctl;do_syscall_64");
+        assert_eq!(other, ["_raw_spin_lock", "__x64_sys_prctl", "prctl", "work"]);
+        // Other lines say what the kernel did.
+        let file = path("_raw_spin_lock;vfs_write;__x64_sys_write;do_syscall_64");
+        assert_eq!(file, ["_raw_spin_lock", "prctl", "work"]);
+    }
+
     #[test]
     fn a_function_without_a_symbol_gets_the_nearest_name() {
         for (stack, expected) in [
@@ -624,15 +680,36 @@ mod tests {
         let handles =
             |site: &Site| site.python.as_deref().is_some_and(|p| p.starts_with("handle (service.py:"));
         assert!(handles(&sites[0]), "{sites:?}");
-        assert_eq!(sites[0].share, 1.0);
+        assert!(sites[0].share == 1.0 && sites[0].least > 0.98, "{sites:?}");
 
-        // A few samples do not.
+        // Those of a short window do, with a wide interval: five stacks in one function are at least 57 % of it.
         s.recording.python.truncate(5);
+        let short = of(&s.recording);
+        let sites = &line(&short, CostClass::Application).sites;
+        assert_eq!(sites.len(), 1, "{sites:?}");
+        assert!(handles(&sites[0]) && (0.5..0.6).contains(&sites[0].least), "{sites:?}");
+
+        // Fewer do not.
+        s.recording.python.truncate(4);
         let bill = of(&s.recording);
         let sites = &line(&bill, CostClass::Application).sites;
         assert_eq!(sites.len(), 2, "{sites:?}");
         assert_eq!(sites[0].python, None);
         assert!(handles(&sites[1]), "{sites:?}");
+    }
+
+    #[test]
+    fn a_python_function_is_one_site_whatever_it_calls() {
+        let mut s = in_python();
+        s.samples(500, PID, "", "python!list_append;python!_PyEval_EvalFrameDefault");
+        for t in (0..15_000).step_by(30) {
+            let frames = vec!["handle (service.py:10)".to_owned()];
+            s.recording.python.push(PythonSample { t_ns: t * MS, pid: PID, tid: PID, frames });
+        }
+        let bill = of(&s.recording);
+        let sites = &line(&bill, CostClass::Application).sites;
+        assert_eq!(sites.len(), 1, "{sites:?}");
+        assert_eq!((sites[0].function.as_str(), sites[0].share), ("dict_new", 1.0));
     }
 
     #[test]
@@ -680,6 +757,51 @@ mod tests {
         assert_eq!(class_of(Some(true)), Some(WaitClass::Gil));
         assert_eq!(class_of(Some(false)), Some(WaitClass::ApplicationLock));
         assert_eq!(class_of(None), Some(WaitClass::ApplicationLock));
+    }
+
+    #[test]
+    fn waits_of_unknown_purpose_may_be_for_the_gil_of_their_own_process() {
+        let cpython = |free_threaded| Ok(Runtime::Cpython { version: "3.13.1".into(), free_threaded });
+        let parts = |change: &dyn Fn(&mut Recording), cpu_ms: u64| {
+            let mut s = Sketch::new();
+            s.thread(7, "worker", cpu_ms);
+            s.waits(100, 7, 'S', Some(202), "futex_do_wait", "");
+            s.recording.processes[0].runtime = cpython(false);
+            change(&mut s.recording);
+            let bill = of(&s.recording);
+            (wait(&bill, WaitClass::ApplicationLock).may_be_gil, wait(&bill, WaitClass::Idle).may_be_gil)
+        };
+        // A busy thread, one of many that share the lock, and one that is parked.
+        assert_eq!(parts(&|_| (), 5_000), (1.0, 0.0));
+        assert_eq!(parts(&|_| (), 250), (0.0, 1.0));
+        assert_eq!(parts(&|_| (), 5), (0.0, 0.0));
+        // The lock's address is known, in this process or only in another one.
+        let other_process = |recording: &mut Recording, located: i32| {
+            let mut known = recording.waits[0];
+            (known.pid, known.python_lock) = (located, Some(false));
+            recording.waits.push(known);
+        };
+        assert_eq!(parts(&|r| other_process(r, PID), 5_000).0, 0.0);
+        assert_eq!(parts(&|r| other_process(r, PID + 1), 5_000).1, 0.0);
+        assert!(parts(&|r| other_process(r, PID + 1), 5_000).0 > 0.9);
+        // Other runtimes, and the free-threaded build with the lock off or on again.
+        let free_threaded = |environment: &[(&str, &str)], words: &[&str]| {
+            let environment: Vec<(String, String)> =
+                environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+            let cmdline: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+            let change = |recording: &mut Recording| {
+                let process = &mut recording.processes[0];
+                process.runtime = cpython(true);
+                (process.environment, process.cmdline) = (environment.clone(), cmdline.clone());
+            };
+            parts(&change, 5_000).0
+        };
+        assert_eq!(parts(&|r| r.processes[0].runtime = Ok(Runtime::Native), 5_000).0, 0.0);
+        assert_eq!(free_threaded(&[], &["python3.13t", "app.py"]), 0.0);
+        assert_eq!(free_threaded(&[("PYTHON_GIL", "0")], &["python3.13t", "-X", "gil=0"]), 0.0);
+        assert_eq!(free_threaded(&[("PYTHON_GIL", "1")], &[]), 1.0);
+        assert_eq!(free_threaded(&[], &["python3.13t", "-X", "gil=1", "app.py"]), 1.0);
+        assert_eq!(free_threaded(&[], &["python3.13t", "-Xgil=1"]), 1.0);
     }
 
     #[test]

@@ -4,7 +4,8 @@ use super::Site;
 use super::classify::{Classifier, module};
 use allocwall_model::catalogue::symbols::{self, UserRole};
 use allocwall_model::recording::{ModuleRole, PythonSample, Recording};
-use std::collections::BTreeMap;
+use allocwall_model::stats::wilson;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// [`Site::function`] if no function of the stack has a name.
 pub const NO_SYMBOL: &str = "(no symbol)";
@@ -12,15 +13,18 @@ pub const NO_SYMBOL: &str = "(no symbol)";
 pub const GENERATED_CODE: &str = "(generated code)";
 /// The same if the user stack was not read.
 pub const NO_USER_STACK: &str = "(no user stack)";
+/// The same if the unwinder did not get beyond the C library or the allocator.
+pub const NO_CALLERS: &str = "(callers unknown)";
 
 const SITES: usize = 5;
 const PATH: usize = 8;
 /// A Python stack is used for a sample of the same thread if it is at most this far away in time.
 const PYTHON_NEAR_NS: u64 = 2_000_000;
 
-/// If this many samples of a line have a Python stack, they represent the others: Python stacks are read less often,
-/// at times that do not depend on what runs.
-const REPRESENTATIVE: usize = 20;
+/// If this many Python stacks are near samples of a line, these samples represent the others: Python stacks are read
+/// less often, at times that do not depend on what runs. A few are enough to name a function that has most of the time;
+/// [`Site::least`] has the uncertainty.
+pub const REPRESENTATIVE: usize = 5;
 
 /// One sample, of CPU time or of waiting.
 pub struct SiteSample {
@@ -32,12 +36,23 @@ pub struct SiteSample {
     pub weight: u64,
     /// Other samples of the line have deeper stacks, so this one counts only if a Python stack is near it.
     pub shallow: bool,
+    /// The line does not say what the kernel did, so the path has the system call too.
+    pub with_call: bool,
+}
+
+/// What is one call site: a Python function, else a function with its module.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+enum Key<'a> {
+    Native(&'a str, &'a str),
+    Python(&'a str),
 }
 
 #[derive(Default)]
 struct Tally<'a> {
     weight: u64,
-    /// Python functions with their lines, and paths as frames. The most common one of each is shown.
+    /// Functions with their modules, Python functions with their lines, and paths as frames. The most common one of
+    /// each is shown.
+    functions: BTreeMap<(&'a str, &'a str), u64>,
     python: BTreeMap<&'a str, u64>,
     paths: BTreeMap<Vec<u32>, u64>,
 }
@@ -51,45 +66,60 @@ pub fn sites(
     samples: impl Iterator<Item = SiteSample>,
 ) -> Vec<Site> {
     let python = PythonStacks::new(recording);
-    let mut tallies: BTreeMap<(&str, &str, Option<&str>), Tally> = BTreeMap::new();
-    let mut total = 0_u64;
-    let samples: Vec<(Option<&str>, SiteSample)> = samples
-        .map(|sample| (python.near(&sample), sample))
-        .filter(|(line, sample)| !sample.shallow || line.is_some())
+    let mut tallies: BTreeMap<Key, Tally> = BTreeMap::new();
+    let (mut total, mut counted) = (0_u64, 0_u64);
+    let samples: Vec<(Option<&PythonSample>, SiteSample)> = samples
+        .map(|sample| (python.near(sample.pid, sample.tid, sample.t_ns), sample))
+        .filter(|(stack, sample)| !sample.shallow || stack.is_some())
         .collect();
-    let with_python = samples.iter().filter(|(line, _)| line.is_some()).count();
-    for (line, sample) in samples {
+    let stacks: BTreeSet<(i32, i32, u64)> =
+        samples.iter().filter_map(|(stack, _)| stack.map(|s| (s.pid, s.tid, s.t_ns))).collect();
+    let represented = stacks.len() >= REPRESENTATIVE;
+    for (stack, sample) in samples {
         let frames = classifier.frames(sample.user);
-        let site = site_frame(recording, classifier, frames);
-        let (function, module) = match site {
+        let complete = is_complete(recording, sample.user);
+        let site = site_frame(recording, classifier, frames, complete);
+        let function = match site {
             Some(depth) => name_of(recording, frames[depth]),
             None if sample.user.is_none() => (NO_USER_STACK, ""),
+            None if !complete => (NO_CALLERS, ""),
             None => (NO_SYMBOL, ""),
         };
-        if line.is_none() && python.knows(&sample) && with_python >= REPRESENTATIVE {
+        let line = stack.and_then(|s| s.frames.first()).map(String::as_str);
+        if line.is_none() && represented && python.knows(sample.pid, sample.tid) {
             continue;
         }
-        let key = (function, module, line.map(without_line));
+        let key = line.map_or(Key::Native(function.0, function.1), |line| Key::Python(without_line(line)));
         let entry = tallies.entry(key).or_default();
         entry.weight = entry.weight.saturating_add(sample.weight);
+        add(&mut entry.functions, function, sample.weight);
         if let Some(line) = line {
             add(&mut entry.python, line, sample.weight);
         }
         add(&mut entry.paths, path(recording, classifier, &sample, site), sample.weight);
         total = total.saturating_add(sample.weight);
+        counted += 1;
     }
     let mut sites: Vec<Site> = tallies
-        .into_iter()
-        .map(|((function, module, _), tally)| Site {
-            function: function.to_string(),
-            module: module.to_string(),
-            python: commonest(tally.python).map(str::to_string),
-            share: tally.weight as f64 / total.max(1) as f64,
-            path: commonest(tally.paths)
-                .unwrap_or_default()
-                .into_iter()
-                .map(|f| label(recording, f))
-                .collect(),
+        .into_values()
+        .map(|tally| {
+            let share = tally.weight as f64 / total.max(1) as f64;
+            // The samples near one Python stack are one observation.
+            let by_stack = represented && !tally.python.is_empty();
+            let observed = if by_stack { stacks.len() as u64 } else { counted };
+            let (function, module) = commonest(tally.functions).unwrap_or((NO_SYMBOL, ""));
+            Site {
+                function: function.to_string(),
+                module: module.to_string(),
+                python: commonest(tally.python).map(str::to_string),
+                share,
+                least: wilson((share * observed as f64).round() as u64, observed).low,
+                path: commonest(tally.paths)
+                    .unwrap_or_default()
+                    .into_iter()
+                    .map(|f| label(recording, f))
+                    .collect(),
+            }
         })
         .collect();
     // Stable: equal shares stay in the order of their names.
@@ -98,14 +128,27 @@ pub fn sites(
     sites
 }
 
+fn is_complete(recording: &Recording, stack: Option<u32>) -> bool {
+    stack.and_then(|s| recording.stacks.get(s as usize)).is_some_and(|s| s.complete)
+}
+
 /// The first function outside libc, allocator and runtime. If there is none, the first function with a name outside
 /// libc and allocator.
 ///
 /// In a stripped program only exported functions have names, so the nearest caller with a name in the same file is
 /// used. Generated code has no names, so the function of the runtime that it called is used.
-fn site_frame(recording: &Recording, classifier: &Classifier, frames: &[u32]) -> Option<usize> {
+///
+/// A function of the standard library counts if the stack has no other: the program's code may be inlined into it. If
+/// the stack is incomplete, a function of the C library or of the allocator is not the caller, and none is named.
+fn site_frame(
+    recording: &Recording,
+    classifier: &Classifier,
+    frames: &[u32],
+    complete: bool,
+) -> Option<usize> {
     let name = |f: u32| recording.frames.get(f as usize)?.symbol.as_deref();
-    let named = |f: u32| name(f).is_some();
+    let is_root = |f: u32| name(f).is_some_and(symbols::is_root);
+    let named = |f: u32| name(f).is_some() && !is_root(f);
     let role_of_module =
         |f: u32| recording.frames.get(f as usize).and_then(|f| module(recording, f)).map(|m| m.role);
     let file = |f: u32| recording.frames.get(f as usize).and_then(|f| f.module);
@@ -128,7 +171,7 @@ fn site_frame(recording: &Recording, classifier: &Classifier, frames: &[u32]) ->
         }
         .unwrap_or(at)
     };
-    let own = frames.iter().position(|f| classifier.role(*f).is_none()).map(nearest_named);
+    let own = frames.iter().position(|f| classifier.role(*f).is_none() && !is_root(*f)).map(nearest_named);
     own.or_else(|| {
         frames.iter().position(|f| {
             named(*f)
@@ -148,7 +191,7 @@ fn site_frame(recording: &Recording, classifier: &Classifier, frames: &[u32]) ->
                 )
         })
     })
-    .or_else(|| frames.iter().position(|f| named(*f)))
+    .or_else(|| frames.iter().position(|f| complete && named(*f)))
 }
 
 fn name_of(recording: &Recording, frame: u32) -> (&str, &str) {
@@ -167,21 +210,23 @@ fn label(recording: &Recording, frame: u32) -> String {
     }
 }
 
-/// The kernel's leaf, then the user frames up to the site and a few more. The middle of long paths is left out.
+/// The kernel's leaf, and its system call if the line does not say what the kernel did; then the user frames up to the
+/// site and a few more. The middle of long paths is left out.
 fn path(
     recording: &Recording,
     classifier: &Classifier,
     sample: &SiteSample,
     site: Option<usize>,
 ) -> Vec<u32> {
-    let kernel = classifier
-        .frames(sample.kernel)
-        .iter()
-        .find(|f| recording.frames.get(**f as usize).is_some_and(|f| f.symbol.is_some()));
+    let name = |f: u32| recording.frames.get(f as usize)?.symbol.as_deref();
+    let kernel = classifier.frames(sample.kernel);
+    let leaf = kernel.iter().find(|f| name(**f).is_some());
+    let is_call = |f: &&u32| name(**f).is_some_and(symbols::is_system_call);
+    let call = kernel.iter().rev().find(is_call).filter(|call| sample.with_call && Some(*call) != leaf);
     let frames = classifier.frames(sample.user);
     let end = site.map_or(frames.len(), |s| (s + 3).min(frames.len()));
     let user = &frames[..end];
-    let mut path: Vec<u32> = kernel.into_iter().copied().collect();
+    let mut path: Vec<u32> = leaf.into_iter().chain(call).copied().collect();
     let room = PATH - path.len();
     if user.len() <= room {
         path.extend(user)
@@ -210,31 +255,29 @@ fn without_line(python: &str) -> &str {
 }
 
 /// Python stacks by thread, in time.
-struct PythonStacks<'a>(BTreeMap<(i32, i32), Vec<&'a PythonSample>>);
+pub struct PythonStacks<'a>(BTreeMap<(i32, i32), Vec<&'a PythonSample>>);
 
 impl<'a> PythonStacks<'a> {
-    fn new(recording: &'a Recording) -> Self {
+    pub fn new(recording: &'a Recording) -> Self {
         let mut threads: BTreeMap<(i32, i32), Vec<&PythonSample>> = BTreeMap::new();
-        for sample in &recording.python {
+        for sample in recording.python.iter().filter(|sample| !sample.frames.is_empty()) {
             threads.entry((sample.pid, sample.tid)).or_default().push(sample);
         }
         threads.values_mut().for_each(|samples| samples.sort_by_key(|s| s.t_ns));
         PythonStacks(threads)
     }
 
-    fn knows(&self, sample: &SiteSample) -> bool {
-        self.0.contains_key(&(sample.pid, sample.tid))
+    /// Whether a Python stack of this thread was read at any time.
+    pub fn knows(&self, pid: i32, tid: i32) -> bool {
+        self.0.contains_key(&(pid, tid))
     }
 
-    fn near(&self, sample: &SiteSample) -> Option<&'a str> {
-        let samples = self.0.get(&(sample.pid, sample.tid))?;
-        let next = samples.partition_point(|s| s.t_ns < sample.t_ns);
+    /// The stack that was read nearest to this time, if it is near enough. It has at least one frame.
+    pub fn near(&self, pid: i32, tid: i32, t_ns: u64) -> Option<&'a PythonSample> {
+        let samples = self.0.get(&(pid, tid))?;
+        let next = samples.partition_point(|s| s.t_ns < t_ns);
         let around = samples[next.saturating_sub(1)..(next + 1).min(samples.len())].iter();
-        let nearest = around.min_by_key(|s| s.t_ns.abs_diff(sample.t_ns))?;
-        if nearest.t_ns.abs_diff(sample.t_ns) <= PYTHON_NEAR_NS {
-            nearest.frames.first().map(String::as_str)
-        } else {
-            None
-        }
+        let nearest = around.min_by_key(|s| s.t_ns.abs_diff(t_ns))?;
+        (nearest.t_ns.abs_diff(t_ns) <= PYTHON_NEAR_NS).then_some(*nearest)
     }
 }

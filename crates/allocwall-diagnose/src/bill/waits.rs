@@ -4,15 +4,18 @@ use super::classify::Classifier;
 use super::sites::{SiteSample, sites};
 use super::{Site, WaitLine, absence, block_of, blocks, first_and_last, increase};
 use allocwall_model::catalogue::cost::WaitClass;
-use allocwall_model::recording::{CgroupTick, HostTick, ProbeName, ProbeState, Recording, WaitSample};
+use allocwall_model::recording::{
+    CgroupTick, HostTick, ProbeName, ProbeState, Process, Recording, Runtime, ThreadTimes, WaitSample,
+};
 use allocwall_model::stats;
 use allocwall_model::units::{Absence, Interval, Measured, Reason};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 pub fn lines(recording: &Recording, classifier: &Classifier, cpu_s: f64) -> Vec<WaitLine> {
     let classes: Vec<WaitClass> = recording.waits.iter().map(|w| classifier.wait(w)).collect();
     let blocked = BlockedTime::of(recording);
     let throttled = throttled(recording);
+    let gil_waiters = gil_waiters(recording);
     WaitClass::ALL
         .into_iter()
         .map(|class| {
@@ -25,8 +28,10 @@ pub fn lines(recording: &Recording, classifier: &Classifier, cpu_s: f64) -> Vec<
                     wait_sites(recording, classifier, &blocked, &classes, class),
                 ),
             };
-            let (unknown_purpose, unread) = unknown_waits(recording, classifier, &blocked, &classes, class);
-            WaitLine { class, thread_s, method: method(class, recording), sites, unknown_purpose, unread }
+            let Unknown { purpose: unknown_purpose, unread, may_be_gil } =
+                unknown_waits(recording, classifier, &blocked, &classes, class, &gil_waiters);
+            let method = method(class, recording);
+            WaitLine { class, thread_s, method, sites, unknown_purpose, unread, may_be_gil }
         })
         .collect()
 }
@@ -123,26 +128,74 @@ fn sampled(
 /// A user stack needs this many frames to show the caller of the futex. The innermost frame is the call itself.
 const FRAMES_WITH_CALLER: usize = 2;
 
-/// [`WaitLine::unknown_purpose`] and [`WaitLine::unread`].
+/// Parts of a line: see the fields of [`WaitLine`].
+#[derive(Default)]
+struct Unknown {
+    purpose: f64,
+    unread: f64,
+    may_be_gil: f64,
+}
+
 fn unknown_waits(
     recording: &Recording,
     classifier: &Classifier,
     blocked: &BlockedTime,
     classes: &[WaitClass],
     class: WaitClass,
-) -> (f64, f64) {
-    let (mut all, mut unknown, mut unread) = (0.0, 0.0, 0.0);
+    gil_waiters: &BTreeSet<(i32, i32)>,
+) -> Unknown {
+    let mut all = 0.0;
+    let mut unknown = Unknown::default();
     for (wait, _) in recording.waits.iter().zip(classes).filter(|(_, c)| **c == class) {
         let seconds = blocked.seconds(wait);
         all += seconds;
         if classifier.has_unknown_purpose(wait) {
-            unknown += seconds;
+            unknown.purpose += seconds;
             if classifier.frames(wait.user).len() < FRAMES_WITH_CALLER {
-                unread += seconds;
+                unknown.unread += seconds;
+            }
+            if gil_waiters.contains(&(wait.pid, wait.tid)) {
+                unknown.may_be_gil += seconds;
             }
         }
     }
-    if all > 0.0 { (unknown / all, unread / all) } else { (0.0, 0.0) }
+    let of_all = |seconds: f64| if all > 0.0 { seconds / all } else { 0.0 };
+    Unknown {
+        purpose: of_all(unknown.purpose),
+        unread: of_all(unknown.unread),
+        may_be_gil: of_all(unknown.may_be_gil),
+    }
+}
+
+/// A thread that waits for Python's GIL also holds it from time to time. Each of 500 threads that share a CPU uses this share.
+const GIL_CPU_SHARE: f64 = 0.002;
+
+/// Threads whose futex waits of unknown purpose may be for Python's GIL. Where the address of a process's lock is known, the
+/// waits for it are too.
+fn gil_waiters(recording: &Recording) -> BTreeSet<(i32, i32)> {
+    let located = recording.waits.iter().filter(|wait| wait.python_lock.is_some()).map(|wait| wait.pid);
+    let located: BTreeSet<i32> = located.collect();
+    let processes = recording.processes.iter().filter(|process| may_have_gil(process));
+    let pids: BTreeSet<i32> = processes.map(|process| process.pid).filter(|p| !located.contains(p)).collect();
+    let runs = |t: &&ThreadTimes| t.cpu_ns as f64 >= GIL_CPU_SHARE * t.seen_ns as f64;
+    let threads = recording.threads.iter().filter(|thread| pids.contains(&thread.pid)).filter(runs);
+    threads.map(|thread| (thread.pid, thread.tid)).collect()
+}
+
+/// Whether the process may run CPython with its GIL. The free-threaded build has none unless its user, or an extension module,
+/// turns it on (docs.python.org/3/howto/free-threading-python.html); only the user's setting can be read.
+pub fn may_have_gil(process: &Process) -> bool {
+    match process.runtime {
+        Ok(Runtime::Cpython { free_threaded: true, .. }) => {
+            let words = process.cmdline.iter().map(String::as_str);
+            let option = words.clone().zip(words.skip(1)).any(|pair| pair == ("-X", "gil=1"));
+            option
+                || process.cmdline.iter().any(|word| word == "-Xgil=1")
+                || process.environment.iter().any(|(name, value)| name == "PYTHON_GIL" && value == "1")
+        }
+        Ok(Runtime::Cpython { free_threaded: false, .. }) | Err(_) => true,
+        Ok(_) => false,
+    }
 }
 
 fn wait_sites(
@@ -160,6 +213,7 @@ fn wait_sites(
         user: w.user,
         weight: (blocked.seconds(w) * 1e9) as u64,
         shallow: false,
+        with_call: false,
     };
     let of_class = recording.waits.iter().zip(classes).filter(|(_, c)| **c == class);
     sites(recording, classifier, of_class.map(|(w, _)| sample(w)))

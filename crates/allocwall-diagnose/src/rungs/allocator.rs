@@ -1,24 +1,38 @@
-//! Rungs 9 and 10: call rate, allocator code and allocator contention. All three use the allocator's CPU time. Which
-//! wall it is depends on whether the thread cache serves the calls, and on whether threads wait for one another.
+//! Rungs 9 and 10: call rate, large allocations, allocator code and allocator contention. All of them use CPU time
+//! within allocators. Which wall it is depends on whether the bytes of the blocks cost the time or the calls do, on
+//! whether the thread cache serves the calls, and on whether threads wait for one another.
 
-use super::cases::{cpu_case, in_unknown_futexes, lock_case, lock_times, may_count, perf_show};
+use super::cases::{cpu_case, futex_show, in_unknown_futexes, lock_case, lock_times, may_count, perf_show};
 use crate::bill::stripped_runtime;
-use crate::context::{Context, Served, count, percent};
+use crate::context::{Context, Served, bytes, count, percent};
 use crate::judge::Judged;
-use crate::{ShellLine, Status, Whole};
+use crate::{Status, Whole};
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
 use allocwall_model::catalogue::prices::{MALLOC_ARENA, MALLOC_CACHED};
 use allocwall_model::catalogue::thresholds;
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::units::{Absence, Interval, Reason};
 
-pub fn call_rate(ctx: &Context) -> Vec<Judged> {
+/// Why it is unknown whether the calls are too many or too slow.
+pub const UNCOUNTED: &str =
+    "calls were not counted, and the samples do not show whether the fast path served them";
+
+pub fn calls_or_bytes(ctx: &Context) -> Vec<Judged> {
+    vec![call_rate(ctx), large_allocations(ctx)]
+}
+
+/// Whether the runtime's own allocator takes more CPU time than malloc. It has only a fast path, so its CPU time comes
+/// from the number of calls.
+fn runtime_led(ctx: &Context) -> bool {
+    matches!((ctx.cpu(&[CostClass::RuntimeAllocator]), ctx.cpu(Wall::AllocatorCode.lines())),
+        (Ok(runtime), Ok(code)) if runtime.share.point >= code.share.point)
+}
+
+fn call_rate(ctx: &Context) -> Judged {
     let judged =
         cpu_case(ctx, Wall::CallRate, "goes to allocating and freeing", perf_show(ctx, "malloc|free"));
     let (served, how) = ctx.served();
-    // The runtime's own allocator has only a fast path, so its CPU time comes from the number of calls.
-    let runtime_led = matches!((ctx.cpu(&[CostClass::RuntimeAllocator]), ctx.cpu(Wall::AllocatorCode.lines())),
-        (Ok(runtime), Ok(code)) if runtime.share.point >= code.share.point);
+    let runtime_led = runtime_led(ctx);
     let judged = if contention(ctx).is(Status::Wall) {
         judged.at_most_contributor("threads wait for one another in the allocator: see allocator contention")
     } else if served == Served::Missing && !runtime_led {
@@ -27,38 +41,104 @@ pub fn call_rate(ctx: &Context) -> Vec<Judged> {
         judged
     };
     let judged = match served {
-        Served::Unknown if !runtime_led && judged.is(Status::Wall) => judged.estimate(
-            "calls were not counted, and the samples do not show whether the fast path served them",
-        ),
+        Served::Unknown if !runtime_led && judged.is(Status::Wall) => judged.estimate(UNCOUNTED),
         _ => judged,
     };
     let judged = match stripped_runtime(ctx.recording) {
         Some(runtime) => stripped(ctx, judged, runtime.name, runtime.collector_read, runtime_led),
         None => judged,
     };
-    let fired = judged.is(Status::Wall) || judged.is(Status::Contributor);
-    if fired && let Some(part) = ctx.mostly_bytes() {
-        let bytes =
-            format!("{} of it zeroes or copies blocks: few large blocks can cause this", percent(part));
-        return vec![judged.evidence(bytes)];
-    }
     // Prices and path are those of malloc, not those of a runtime's own allocator.
     if runtime_led {
-        return vec![judged];
+        return judged.evidence(match allocated(ctx) {
+            Some(rate) => format!("the program allocates {rate}"),
+            None => "the number of calls is not known: the runtime does not count them".to_owned(),
+        });
     }
-    vec![judged.evidence_if(implied_calls(ctx)).evidence(how)]
+    judged.evidence_if(implied_calls(ctx)).evidence(how)
+}
+
+fn large_allocations(ctx: &Context) -> Judged {
+    const WALL: Wall = Wall::LargeAllocations;
+    let show = perf_show(ctx, "memset|memmove|memcpy|memclr");
+    let judged = cpu_case(ctx, WALL, "goes to filling and copying blocks", show);
+    let judged = match stripped_runtime(ctx.recording) {
+        Some(runtime) if judged.is(Status::RuledOut) && may_be_in_application(ctx, WALL) => {
+            unrecognized(judged, runtime.name)
+        }
+        _ => judged,
+    };
+    let (Ok(filling), Ok(calls)) = (ctx.cpu(WALL.lines()), ctx.cpu(Wall::CallRate.lines())) else {
+        return judged;
+    };
+    // Filling a small block takes less time than the call.
+    if calls.share.point > filling.share.point {
+        return judged.at_most_contributor("the calls take more time than the bytes: see call rate");
+    }
+    judged
+}
+
+/// How often the program allocates, for a sentence: by the runtime's own account, or estimated from malloc's CPU time
+/// and this machine's prices. None if it is unknown.
+pub fn rate_of_calls(ctx: &Context) -> Option<String> {
+    if runtime_led(ctx) {
+        return allocated(ctx);
+    }
+    let pairs = pairs_per_second(ctx)?;
+    Some(format!("an estimated {} to {} malloc/free pairs a second", count(pairs.low), count(pairs.high)))
+}
+
+/// By the accounts of the target's runtimes. They count bytes, not calls.
+fn allocated(ctx: &Context) -> Option<String> {
+    let rates = ctx.recording.accounts.iter().filter_map(|account| {
+        let figure = account.allocated_bytes.as_ref().ok()?;
+        (account.over_ns > 0).then(|| figure.value.scaled(1e9 / account.over_ns as f64))
+    });
+    let (low, high) = rates.fold((0.0, 0.0), |(low, high), rate| (low + rate.low, high + rate.high));
+    if high <= 0.0 {
+        return None;
+    }
+    let (low, high) = (bytes(low), bytes(high));
+    let amount = if low == high { high } else { format!("between {low} and {high}") };
+    Some(format!("{amount} of objects a second (the runtime's account)"))
+}
+
+/// The numbers of malloc/free pairs that malloc's CPU time would pay for: if the arena serves all of them, if the
+/// thread cache does, and halfway.
+fn pairs_per_second(ctx: &Context) -> Option<Interval> {
+    let rate = ctx.cpu(Wall::AllocatorCode.lines()).ok()?.rate;
+    let (cached, arena) = (ctx.price(MALLOC_CACHED)?, ctx.price(MALLOC_ARENA)?);
+    if rate.point <= 0.0 {
+        return None;
+    }
+    let (dearest, cheapest) = (cached.high.max(arena.high), cached.low.min(arena.low));
+    let (low, high) = (rate.low * 1e9 / dearest, rate.high * 1e9 / cheapest);
+    Some(Interval::new(low, (low + high) / 2.0, high))
+}
+
+/// Whether the line of the application may contain a wall of this size.
+fn may_be_in_application(ctx: &Context, wall: Wall) -> bool {
+    ctx.cpu(&[CostClass::Application]).is_ok_and(|sum| may_count(wall, sum))
+}
+
+fn incomplete(runtime: &str) -> String {
+    format!("this {runtime} is stripped: part of its allocation is counted as application")
+}
+
+/// In a stripped runtime, functions of its allocator may be counted as application.
+fn unrecognized(judged: Judged, runtime: &str) -> Judged {
+    let absence =
+        Absence::new(Reason::NotFound, incomplete(runtime)).mend("use a build of the runtime with symbols");
+    Judged::not_measured(judged.finding.wall, Whole::Cpu, absence, judged.finding.show)
 }
 
 /// In a stripped runtime, functions of its allocator may be counted as application, and functions of its collector as
 /// allocation, unless its own account shows when it collects.
 fn stripped(ctx: &Context, judged: Judged, runtime: &str, collector_read: bool, runtime_led: bool) -> Judged {
-    let elsewhere = ctx.cpu(&[CostClass::Application]).is_ok_and(|sum| may_count(Wall::CallRate, sum));
-    let incomplete = format!("this {runtime} is stripped: part of its allocation is counted as application");
-    if judged.is(Status::RuledOut) && elsewhere {
-        let absence =
-            Absence::new(Reason::NotFound, incomplete).mend("use a build of the runtime with symbols");
-        return Judged::not_measured(Wall::CallRate, Whole::Cpu, absence, judged.finding.show);
+    if judged.is(Status::RuledOut) && may_be_in_application(ctx, Wall::CallRate) {
+        return unrecognized(judged, runtime);
     }
+    let incomplete = incomplete(runtime);
     let code_alone = ctx
         .cpu(Wall::AllocatorCode.lines())
         .is_ok_and(|code| code.share.low >= thresholds::of(Wall::CallRate).wall_from);
@@ -75,13 +155,17 @@ fn stripped(ctx: &Context, judged: Judged, runtime: &str, collector_read: bool, 
     judged
 }
 
-/// The number of calls that the line would pay for at this machine's prices. Calls cannot be counted from outside.
+/// The number of calls that malloc's line would pay for at this machine's prices. Calls cannot be counted from outside.
 fn implied_calls(ctx: &Context) -> Option<String> {
-    let rate = ctx.cpu(Wall::AllocatorCode.lines()).ok()?.rate;
+    let malloc = ctx.cpu(Wall::AllocatorCode.lines()).ok()?;
+    let rate = malloc.rate;
+    // The share of the finding contains the runtime's own allocator.
+    let runtime = ctx.cpu(&[CostClass::RuntimeAllocator]).is_ok_and(|sum| sum.share.point > 0.0);
+    let of = if runtime { format!("malloc's {} are ", percent(malloc.share.point)) } else { String::new() };
     let (cached, arena) = (ctx.price(MALLOC_CACHED)?, ctx.price(MALLOC_ARENA)?);
     (rate.point > 0.0).then(|| {
         format!(
-            "enough for {} malloc/free pairs a second from the thread cache ({:.0} ns each), or {} from the arena ({:.0} ns each)",
+            "{of}enough for {} malloc/free pairs a second from the thread cache ({:.0} ns each), or {} from the arena ({:.0} ns each)",
             count(rate.point * 1e9 / cached.point),
             cached.point,
             count(rate.point * 1e9 / arena.point),
@@ -112,7 +196,7 @@ pub fn code_and_contention(ctx: &Context) -> Vec<Judged> {
 
 fn contention(ctx: &Context) -> Judged {
     const WALL: Wall = Wall::AllocatorContention;
-    let show = ShellLine::from(format!("perf trace -s -e futex -p {} -- sleep 5", ctx.pid()));
+    let show = futex_show(ctx);
     let (spin, blocked) = match lock_times(ctx, WALL, WaitClass::Allocator, &show) {
         Ok(times) => times,
         Err(judged) => return *judged,

@@ -15,19 +15,22 @@ pub fn cpu_case(ctx: &Context, wall: Wall, phrase: &str, show: ShellLine) -> Jud
         Ok(sum) => sum,
         Err(absence) => return without_samples(ctx, wall, absence, show),
     };
-    let judge = |share: Interval| {
-        Case {
-            wall,
-            share,
-            of: Whole::Cpu,
-            amount: share.scaled(ctx.cpu_rate),
-            unit: "of CPU",
-            phrase,
-            show: show.clone(),
-        }
-        .judge()
-    };
+    let judge = |share: Interval| share_case(ctx, wall, share, phrase, &show);
     judge(sum.named).unless_hidden(judge(sum.share), || in_unnamed_kernel(ctx))
+}
+
+/// Judges a share of CPU time.
+pub fn share_case(ctx: &Context, wall: Wall, share: Interval, phrase: &str, show: &ShellLine) -> Judged {
+    Case {
+        wall,
+        share,
+        of: Whole::Cpu,
+        amount: share.scaled(ctx.cpu_rate),
+        unit: "of CPU",
+        phrase,
+        show: show.clone(),
+    }
+    .judge()
 }
 
 /// CPU time and blocked time at one lock. An error is the judgement if they are not known, or if there is one thread.
@@ -142,8 +145,34 @@ pub fn in_unknown_futexes(ctx: &Context, seconds: f64) -> Absence {
     })
 }
 
-/// A command that shows these symbols in a profile.
+/// A command that shows these functions of the program in a profile.
 pub fn perf_show(ctx: &Context, symbols: &str) -> ShellLine {
-    let pid = ctx.pid();
-    ShellLine::from(format!("perf record -p {pid} sleep 9; perf report | grep -E '{symbols}'"))
+    profile(ctx, symbols, ctx.recording.host.euid == 0, false)
+}
+
+/// The same for functions of the kernel, with what they call.
+pub fn perf_show_kernel(ctx: &Context, symbols: &str) -> ShellLine {
+    profile(ctx, symbols, ctx.kernel_needs_root(), true)
+}
+
+/// `callees`: with the time in the functions that these call. `perf` sums it if it has call chains; `-g none` prints only
+/// the sums.
+fn profile(ctx: &Context, symbols: &str, as_root: bool, callees: bool) -> ShellLine {
+    let (chains, sums) = if callees { (" -g", " -g none") } else { ("", "") };
+    if as_root {
+        // Short: root's file of samples needs a second sudo.
+        let started = format!("sudo perf record{chains} CMD; sudo perf report{sums}");
+        return ctx.show(|pid| format!("sudo perf top{chains} -p {pid}"), started).remark(symbols);
+    }
+    let report = format!("perf report{sums} | grep -E '{symbols}'");
+    ctx.show(
+        |pid| format!("perf record{chains} -p {pid} sleep 9; {report}"),
+        format!("perf record{chains} CMD; {report}"),
+    )
+}
+
+/// A command that shows the futex calls of the target. It reads the kernel's tracepoints, so it needs root.
+pub fn futex_show(ctx: &Context) -> ShellLine {
+    const TRACE: &str = "sudo perf trace -s -e futex";
+    ctx.show(|pid| format!("{TRACE} -p {pid} -- sleep 5"), format!("{TRACE} CMD"))
 }

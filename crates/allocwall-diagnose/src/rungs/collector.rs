@@ -15,7 +15,9 @@ pub fn rung(ctx: &Context) -> Vec<Judged> {
     let runtime = ctx.process().map(|p| &p.runtime);
     let show = match runtime {
         Some(Ok(Runtime::Cpython { .. })) => perf_show(ctx, "gc_|visit_"),
-        Some(Ok(Runtime::Jvm { .. })) => ShellLine::from(format!("jstat -gcutil {} 1s 10", ctx.pid())),
+        Some(Ok(Runtime::Jvm { .. })) => {
+            ctx.show(|pid| format!("jstat -gcutil {pid} 1s 10"), "java -Xlog:gc …")
+        }
         Some(Ok(Runtime::Go { .. })) => ShellLine::from("GODEBUG=gctrace=1 CMD").with_gap(),
         Some(Ok(Runtime::Node { .. })) => ShellLine::from("node --trace-gc …").with_gap(),
         _ => ShellLine::from(format!("top -H -p {}", ctx.pid())),
@@ -27,7 +29,10 @@ pub fn rung(ctx: &Context) -> Vec<Judged> {
     // collector.
     const HIDES_IN: &[CostClass] = &[CostClass::Application, CostClass::RuntimeAllocator];
     let hidden = ctx.cpu(HIDES_IN).is_ok_and(|sum| may_count(Wall::GarbageCollector, sum));
-    let read = stripped_runtime(ctx.recording).and_then(|stripped| stripped.collector_note());
+    let limit = match stripped_runtime(ctx.recording) {
+        Some(stripped) => stripped.collector_note(),
+        None => matches!(runtime, Some(Ok(Runtime::Node { .. }))).then(|| V8.to_owned()),
+    };
     match unrecognized(ctx) {
         Some(absence) if !fired && hidden => {
             vec![Judged::not_measured(Wall::GarbageCollector, Whole::Cpu, absence, show)]
@@ -38,9 +43,12 @@ pub fn rung(ctx: &Context) -> Vec<Judged> {
             "allocwall knows no garbage collector in this program",
             show,
         )],
-        _ => vec![judged.evidence_if(read)],
+        _ => vec![judged.evidence_if(limit)],
     }
 }
+
+/// What the line of V8's collector contains.
+const V8: &str = "counted: V8's named collector functions, also in its helper threads; not counted: the collector's part of generated code and of embedded builtins (write barriers), which is in the application";
 
 /// Why the collector's time cannot be separated. None if it can be, or if there is no collector.
 fn unrecognized(ctx: &Context) -> Option<Absence> {
@@ -120,6 +128,25 @@ mod tests {
         assert_eq!(judged(0.0, true), (Status::RuledOut, true));
         // Without the account, its time is in other lines.
         assert_eq!(judged(0.0, false), (Status::NotMeasured, false));
+    }
+
+    #[test]
+    fn the_limit_of_v8s_line_is_said() {
+        let noted = |runtime: Runtime, role, has_symbols: bool| {
+            let mut subject = computing();
+            subject.shares(&[(CostClass::GarbageCollector, 0.3)]);
+            subject.process().runtime = Ok(runtime);
+            let module = &mut subject.recording.modules[1];
+            (module.role, module.has_symbols) = (role, has_symbols);
+            let finding = subject.finding(Wall::GarbageCollector);
+            assert_eq!(finding.status, Status::Wall);
+            finding.evidence.iter().any(|line| line.contains("embedded builtins"))
+        };
+        let node = || Runtime::Node { version: None };
+        assert!(noted(node(), ModuleRole::Node, true));
+        // Of a stripped Node, none of these functions has a name.
+        assert!(!noted(node(), ModuleRole::Node, false));
+        assert!(!noted(Runtime::Go { version: None }, ModuleRole::Go, true));
     }
 
     #[test]

@@ -127,7 +127,8 @@ fn steal(ctx: &Context) -> Judged {
 
 fn run_queue(ctx: &Context) -> Judged {
     const WALL: Wall = Wall::RunQueue;
-    let show = ShellLine::from(format!("pidstat -t -p {} 1 5", ctx.pid())).remark("column %wait");
+    let show =
+        ctx.show(|pid| format!("pidstat -t -p {pid} 1 5"), "pidstat -t 1 5 -e CMD").remark("column %wait");
     let known: Vec<(u64, u64)> =
         ctx.recording.threads.iter().filter_map(|t| Some((t.run_delay_ns?, t.cpu_ns))).collect();
     let delay_s = match ctx.wait(WaitClass::RunQueue) {
@@ -185,39 +186,46 @@ pub fn named(n: &Neighbour) -> String {
     }
 }
 
+/// CPU time of all other processes. A recording keeps only some of them, so this is at least what the machine was busy
+/// without the target.
+pub fn others_cpu_ns(ctx: &Context) -> f64 {
+    let kept: f64 = ctx.recording.neighbours.iter().map(|n| n.cpu_ns as f64).sum();
+    let busy = ctx.host_increase(|h| h.busy_ns).map_or(0.0, |ns| ns as f64 - ctx.bill.cpu_s * 1e9);
+    busy.max(kept)
+}
+
 /// What used the CPUs: other processes by name, or the target's own threads. `noticed`: something did.
 fn competitors(ctx: &Context, noticed: bool) -> Option<String> {
     let cpus = f64::from(ctx.recording.host.online_cpus.max(1));
     let mut others: Vec<_> = ctx.recording.neighbours.iter().collect();
     others.sort_by_key(|n| std::cmp::Reverse(n.cpu_ns));
-    let total: f64 = others.iter().map(|n| n.cpu_ns as f64 / 1e9).sum();
+    let total = others_cpu_ns(ctx) / 1e9;
+    others.truncate(2);
+    others.retain(|n| n.cpu_ns as f64 / 1e9 / ctx.window_s > 0.01);
+    let largest: f64 = others.iter().map(|n| n.cpu_ns as f64 / 1e9).sum();
     let named: Vec<String> = others
         .iter()
-        .take(2)
-        .filter(|n| n.cpu_ns as f64 / 1e9 / ctx.window_s > 0.01)
         .map(|n| {
             let cpus = n.cpu_ns as f64 / 1e9 / ctx.window_s;
             format!("{} {cpus:.2}", named(n))
         })
         .collect();
     if named.is_empty() {
-        let own = ctx.cpu_rate;
-        let text = if own > 0.8 * cpus {
-            format!(
-                "its own threads compete: {} threads on {cpus:.0} CPUs, {own:.2} in use",
-                ctx.bill.rates.threads_peak
-            )
+        let (own, threads) = (ctx.cpu_rate, ctx.bill.rates.threads_peak);
+        let text = if own > 0.8 * cpus && threads > 1 && !noticed {
+            format!("its own threads compete: {threads} threads on {cpus:.0} CPUs, {own:.2} in use")
         } else if !ctx.recording.meta.system_wide {
             "other processes are visible only to root".to_owned()
-        } else if noticed {
+        } else if noticed || ctx.recording.probe_absence(ProbeName::CpuSamples).is_some() {
             return None;
         } else {
             "no other process used a noticeable part of a CPU".to_owned()
         };
         return Some(text);
     }
+    let which = if largest > total / 2.0 { "most by" } else { "the largest part by" };
     Some(format!(
-        "other processes used {:.2} of {cpus:.0} CPUs, most by {}",
+        "other processes used {:.2} of {cpus:.0} CPUs, {which} {}",
         total / ctx.window_s,
         named.join(", ")
     ))

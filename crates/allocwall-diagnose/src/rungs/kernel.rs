@@ -1,9 +1,12 @@
 //! Rungs 4 to 6: costs in the kernel that the allocator causes.
 
-use super::cases::{cpu_case, in_unnamed_kernel, lock_case, lock_times, may_count, perf_show};
-use crate::context::{Context, count, percent_interval};
-use crate::judge::{Case, Judged};
-use crate::{ShellLine, Status, Whole};
+use super::cases::{
+    cpu_case, in_unnamed_kernel, lock_case, lock_times, may_count, perf_show_kernel, share_case,
+};
+use crate::bill::of_files;
+use crate::context::{Context, count, percent, percent_interval};
+use crate::judge::Judged;
+use crate::{ShellLine, Status};
 use allocwall_model::catalogue::advice;
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
 use allocwall_model::catalogue::owners::Owner;
@@ -11,14 +14,16 @@ use allocwall_model::catalogue::prices::{TOUCH_2M, TOUCH_2M_IDLE, TOUCH_4K, TOUC
 use allocwall_model::catalogue::syscalls::MapCall;
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::units::{Absence, Interval, Reason};
-use std::collections::BTreeSet;
 
 pub fn page_faults(ctx: &Context) -> Vec<Judged> {
     vec![first_touch(ctx), fork(ctx), file_fault(ctx)]
 }
 
+/// Other kinds of fault that take less than this part of the first touches are left out.
+const NEGLIGIBLE: f64 = 0.05;
+
 fn first_touch(ctx: &Context) -> Judged {
-    let show = perf_show(ctx, "clear_page|fault");
+    let show = perf_show_kernel(ctx, "clear_page|fault");
     let faults = ctx.bill.rates.minor_faults.clone().ok();
     let mut judged =
         cpu_case(ctx, Wall::FirstTouch, "goes to faulting in and zeroing fresh pages", show.clone());
@@ -27,7 +32,10 @@ fn first_touch(ctx: &Context) -> Judged {
     {
         judged = estimated;
     }
-    let each = faults.filter(|f| *f > 1.0).and_then(|f| {
+    // The counter counts every kind of fault.
+    let others = ctx.cpu(&[CostClass::CopyOnWrite, CostClass::FileFault]).map_or(0.0, |sum| sum.named.point);
+    let alone = judged.finding.share.is_some_and(|share| others < NEGLIGIBLE * share.point);
+    let each = faults.filter(|f| *f > 1.0 && alone).and_then(|f| {
         let ns = ctx.cpu(Wall::FirstTouch.lines()).ok()?.rate.point * 1e9 / f;
         let listed = ctx
             .price(TOUCH_4K)
@@ -45,11 +53,15 @@ fn first_touch(ctx: &Context) -> Judged {
         .evidence_if(reclaim)
 }
 
+const BY_FORKS: &str = "goes to forks, and to copying the pages that they share";
+
 fn fork(ctx: &Context) -> Judged {
-    let show = perf_show(ctx, "wp_page|do_exit");
-    let phrase = "goes to starting and ending processes and to copying shared pages";
-    let judged = cpu_case(ctx, Wall::Fork, phrase, show);
-    let judged = if forked(ctx) { judged } else { without_fork(ctx, judged) };
+    let judged = cpu_case(ctx, Wall::Fork, BY_FORKS, perf_show_kernel(ctx, "wp_page|do_exit"));
+    let judged = if judged.is(Status::NotMeasured) || judged.is(Status::RuledOut) {
+        judged
+    } else {
+        only_forks(ctx, judged)
+    };
     let parts: Vec<String> = Wall::Fork
         .lines()
         .iter()
@@ -57,43 +69,90 @@ fn fork(ctx: &Context) -> Judged {
         .filter(|(_, share)| share.point > 0.0)
         .map(|(line, share)| format!("{}: {}", line.title(), percent_interval(share)))
         .collect();
-    judged.evidence_if(Some(parts.join("; ")).filter(|parts| !parts.is_empty()))
+    let steps = if starts_count(ctx) { ctx.starts().text() } else { None };
+    judged.evidence_if(Some(parts.join("; ")).filter(|parts| !parts.is_empty())).evidence_if(steps)
 }
 
-/// Whether a process of the target has forked: its child was recorded too, or pages are copied that are of no file.
-fn forked(ctx: &Context) -> bool {
+/// Whether the line of starting and ending processes and threads is large enough for a contributor.
+fn starts_count(ctx: &Context) -> bool {
+    ctx.cpu(&[CostClass::ForkExit]).is_ok_and(|starts| may_count(Wall::Fork, starts))
+}
+
+/// Whether pages are copied, and most of them are of no file. Processes share such pages only since a fork, perhaps before
+/// the window.
+fn copies_memory(ctx: &Context) -> bool {
     const MOST: f64 = 0.5;
-    let processes = &ctx.recording.processes;
-    let pids: BTreeSet<i32> = processes.iter().map(|process| process.pid).collect();
     let of_no_file = ctx.owned(Wall::Fork, |owner| !matches!(owner, Owner::File | Owner::Shared));
-    processes.iter().any(|process| pids.contains(&process.ppid))
-        || of_no_file.is_some_and(|part| part.low > MOST)
+    ctx.starts().copies_pages() && of_no_file.is_some_and(|part| part.low > MOST)
 }
 
-/// Threads start and end on the same line as processes. Copied pages whose owner is unknown may be those of a file.
-fn without_fork(ctx: &Context, judged: Judged) -> Judged {
-    if judged.is(Status::NotMeasured) || judged.is(Status::RuledOut) {
+/// Judges forks alone. Threads, vfork and posix_spawn are on the line of starting and ending processes too, and copy no
+/// address space. Copied pages whose owner is unknown may be those of a file.
+fn only_forks(ctx: &Context, judged: Judged) -> Judged {
+    let (Ok(copies), Ok(starts)) = (ctx.cpu(&[CostClass::CopyOnWrite]), ctx.cpu(&[CostClass::ForkExit]))
+    else {
         return judged;
-    }
-    if ctx.cpu(&[CostClass::CopyOnWrite]).is_ok_and(|copies| may_count(Wall::Fork, copies)) {
-        return judged.at_most_contributor("but no fork was seen");
-    }
-    let finding = judged.finding;
-    let ruled_out =
-        Judged::ruled_out(Wall::Fork, finding.of, "no process of the target forked", finding.show);
-    match finding.share {
-        Some(share) => ruled_out.share(share),
-        None => ruled_out,
+    };
+    let part = ctx.starts().of_forks();
+    let judge = |copies: Interval| {
+        let share = Interval::new(
+            copies.low + starts.named.low * part.low,
+            copies.point + starts.named.point * part.point,
+            (copies.high + starts.named.high * part.high).min(1.0),
+        );
+        share_case(ctx, Wall::Fork, share, BY_FORKS, &judged.finding.show)
+    };
+    // Kernel time without symbols counts once.
+    let alone = judge(copies.named).unless_hidden(judge(copies.share), || in_unnamed_kernel(ctx));
+    if alone.is(Status::RuledOut) {
+        not_by_forks(ctx, alone, starts.named.point)
+    } else if ctx.forked() || copies_memory(ctx) {
+        alone
+    } else {
+        alone.at_most_contributor("but no fork was seen")
     }
 }
 
+/// Says where the time goes that forks do not take. `starts`: the share of starting and ending processes and threads.
+fn not_by_forks(ctx: &Context, alone: Judged, starts: f64) -> Judged {
+    let Some(share) = alone.finding.share else {
+        return alone;
+    };
+    let (what, ways) = if ctx.starts().only_threads() {
+        ("threads", None)
+    } else {
+        ("processes and threads", Some("in other ways than by fork: exec, exit, posix_spawn, vfork, threads"))
+    };
+    let because = if ctx.forked() {
+        format!("{} of CPU; {} starts or ends {what}", percent(share.point), percent(starts))
+    } else {
+        format!("no fork; {} of CPU starts or ends {what}", percent(starts))
+    };
+    let finding = alone.finding;
+    Judged::ruled_out(Wall::Fork, finding.of, because, finding.show)
+        .share(share)
+        .evidence_if(ways.map(str::to_owned))
+}
+
+/// A program that starts maps its pages of files again, and so does the child of a fork.
 fn file_fault(ctx: &Context) -> Judged {
-    let show = perf_show(ctx, "filemap_map");
-    cpu_case(ctx, Wall::FileFault, "goes to faults that map pages of files", show)
+    let show = perf_show_kernel(ctx, "filemap_map");
+    let phrase = if ctx.faults_shared_memory() {
+        "goes to faults that map pages of shared memory"
+    } else {
+        "goes to faults that map pages of files"
+    };
+    let judged = cpu_case(ctx, Wall::FileFault, phrase, show);
+    if starts_count(ctx) && (ctx.starts().execute() || ctx.forked()) {
+        judged.at_most_contributor("but processes start: each one maps its program and its libraries again")
+    } else {
+        judged
+    }
 }
 
-/// Without kernel stacks: number of faults × this machine's price. Low end: a fault that maps page cache zeroes no
-/// page. High end: a fault on memory that the host has reclaimed costs more. The system time is the upper bound.
+/// Without kernel stacks: number of faults × this machine's price, without those on mapped files if their part is known.
+/// Low end: a fault that maps page cache zeroes no page. High end: a fault on memory that the host has reclaimed costs
+/// more. The system time is the upper bound.
 fn by_price(ctx: &Context, faults: Option<f64>, show: ShellLine) -> Option<Judged> {
     let (faults, touch) = (faults?, ctx.price(TOUCH_4K)?);
     if ctx.bill.cpu_s <= 0.0 {
@@ -103,22 +162,16 @@ fn by_price(ctx: &Context, faults: Option<f64>, show: ShellLine) -> Option<Judge
     let zero = ctx.price(ZERO_4K).map_or(touch.low, |z| z.high);
     let most_expensive = ctx.price(TOUCH_4K_IDLE).map_or(touch.high, |p| p.high.max(touch.high));
     let share = |ns_per_s: f64| (ns_per_s.max(0.0) / 1e9 / ctx.cpu_rate).min(system).clamp(0.0, 1.0);
+    let files = of_files(&ctx.recording.fault_slices, faults).unwrap_or(Interval::exact(0.0));
+    let touches = |files: f64| faults * (1.0 - files);
     let case = |huge_ns_per_s: f64| {
         let share = Interval::new(
-            share(faults * (touch.low - zero)),
-            share(faults * touch.point),
-            share(faults * most_expensive + huge_ns_per_s),
+            share(touches(files.high) * (touch.low - zero)),
+            share(touches(files.point) * touch.point),
+            share(touches(files.low) * most_expensive + huge_ns_per_s),
         );
-        Case {
-            wall: Wall::FirstTouch,
-            share,
-            of: Whole::Cpu,
-            amount: share.scaled(ctx.cpu_rate),
-            unit: "of CPU",
-            phrase: "goes to faulting in and zeroing fresh pages, estimated from prices",
-            show: show.clone(),
-        }
-        .judge()
+        let phrase = "goes to faulting in and zeroing fresh pages, estimated from prices";
+        share_case(ctx, Wall::FirstTouch, share, phrase, &show)
     };
     let huge = huge_faults(ctx, faults);
     let huge_ns_each = [TOUCH_2M, TOUCH_2M_IDLE]
@@ -154,8 +207,10 @@ fn huge_faults(ctx: &Context, faults: f64) -> f64 {
 }
 
 pub fn map_churn(ctx: &Context) -> Vec<Judged> {
-    let show =
-        ShellLine::from(format!("strace -f -c -e trace=%memory -p {}", ctx.pid())).remark("slows the target");
+    const TRACE: &str = "strace -f -c -e trace=%memory";
+    // A process that is not strace's own child: Yama allows it to root alone, where it is active.
+    let show = ctx.show(|pid| format!("sudo {TRACE} -p {pid}"), format!("{TRACE} CMD"));
+    let show = show.remark("slows the target");
     let judged = cpu_case(ctx, Wall::MapChurn, "goes to mapping memory and returning it to the kernel", show);
     let fired = judged.is(Status::Wall) || judged.is(Status::Contributor);
     let calls = ctx.bill.rates.map_calls.clone().ok();
@@ -163,7 +218,7 @@ pub fn map_churn(ctx: &Context) -> Vec<Judged> {
     vec![judged.evidence_if(calls.map(|c| format!("{} map calls a second", count(c)))).evidence_if(hint)]
 }
 
-/// The behaviour of the allocator that the mix of calls suggests.
+/// What the mix of calls suggests: the allocator's behaviour, if most of them are its own.
 fn cause(ctx: &Context) -> Option<String> {
     let rate = |call| ctx.map_call_rate(call).unwrap_or(0.0);
     let (map, unmap, brk, advise) =
@@ -172,12 +227,22 @@ fn cause(ctx: &Context) -> Option<String> {
     if all < 1.0 {
         return None;
     }
+    let by_malloc = ctx.map_calls_by_malloc().map(|part| part.point >= 0.5);
     let hint = if brk > 0.5 * all {
         "mostly brk: the allocator trims the top of the heap and grows it again (trim_threshold, top_pad)"
     } else if advise > 0.5 * all {
-        "mostly madvise: the allocator returns pages and uses them again (arena shrink or decay)"
+        match by_malloc {
+            Ok(false) => "mostly madvise, most of it not by malloc",
+            _ => "mostly madvise: the allocator returns pages and uses them again (arena shrink or decay)",
+        }
     } else if map + unmap > 0.5 * all && map > 0.3 * (map + unmap) && unmap > 0.3 * (map + unmap) {
-        "mmap and munmap alternate: blocks above the mmap threshold are mapped and unmapped one by one"
+        match by_malloc {
+            Ok(true) => {
+                "mmap and munmap alternate: blocks above the mmap threshold are mapped and unmapped one by one"
+            }
+            Ok(false) => "mmap and munmap alternate, most of them not by malloc: see the call sites",
+            Err(_) => "mmap and munmap alternate; their callers are unknown",
+        }
     } else {
         return None;
     };
@@ -191,8 +256,9 @@ fn cause(ctx: &Context) -> Option<String> {
 
 pub fn address_space_lock(ctx: &Context) -> Vec<Judged> {
     const WALL: Wall = Wall::AddressSpaceLock;
-    let show =
-        ShellLine::from(format!("perf lock contention -ab -p {} -- sleep 5", ctx.pid())).remark("mmap_lock");
+    const CONTENTION: &str = "sudo perf lock contention -ab";
+    let show = ctx.show(|pid| format!("{CONTENTION} -p {pid} -- sleep 5"), format!("{CONTENTION} CMD"));
+    let show = show.remark("mmap_lock");
     let (spin, blocked) = match lock_times(ctx, WALL, WaitClass::AddressSpaceLock, &show) {
         Ok(times) => times,
         Err(judged) => return vec![*judged],

@@ -6,11 +6,13 @@ mod cases;
 mod collector;
 mod interference;
 mod kernel;
-mod locality;
+mod numa;
 mod retention;
+mod tlb;
 mod waiting;
 
-pub use interference::named;
+pub use allocator::{UNCOUNTED, rate_of_calls};
+pub use interference::{named, others_cpu_ns};
 
 use super::context::Context;
 use super::judge::Judged;
@@ -27,9 +29,9 @@ const LADDER: [Rung; 11] = [
     kernel::page_faults,
     kernel::map_churn,
     kernel::address_space_lock,
-    locality::tlb,
-    locality::numa,
-    allocator::call_rate,
+    tlb::tlb,
+    numa::numa,
+    allocator::calls_or_bytes,
     allocator::code_and_contention,
     retention::rung,
 ];

@@ -1,13 +1,14 @@
 //! Rung 2: waiting, application locks, and Python's interpreter lock. If the target waits, saving CPU time does not make it faster.
 
-use super::cases::in_unknown_futexes;
+use super::cases::{futex_show, in_unknown_futexes};
+use crate::bill::may_have_gil;
 use crate::context::{Context, ended_unread};
 use crate::judge::{Case, Judged};
 use crate::{Finding, ShellLine, Status, Whole};
 use allocwall_model::catalogue::advice::{self, Advice};
 use allocwall_model::catalogue::cost::WaitClass;
 use allocwall_model::catalogue::walls::Wall;
-use allocwall_model::recording::{ProbeName, Process, Runtime};
+use allocwall_model::recording::ProbeName;
 use allocwall_model::units::{Absence, Interval, Reason};
 
 pub fn rung(ctx: &Context) -> Vec<Judged> {
@@ -15,7 +16,7 @@ pub fn rung(ctx: &Context) -> Vec<Judged> {
 }
 
 fn waiting(ctx: &Context) -> Judged {
-    let show = ShellLine::from(format!("pidstat -u -d -p {} 1 5", ctx.pid()));
+    let show = ctx.show(|pid| format!("pidstat -u -d -p {pid} 1 5"), "pidstat -u -d 1 5 -e CMD");
     if !ctx.cpu_is_known() {
         let absence = ctx
             .recording
@@ -68,7 +69,7 @@ fn waiting(ctx: &Context) -> Judged {
 
 fn application_lock(ctx: &Context) -> Judged {
     const WALL: Wall = Wall::ApplicationLock;
-    let show = ShellLine::from(format!("perf trace -s -e futex -p {} -- sleep 5", ctx.pid()));
+    let show = futex_show(ctx);
     let waits = match ctx.wait(WaitClass::ApplicationLock) {
         Ok(waits) => waits,
         Err(absence) => {
@@ -94,11 +95,10 @@ fn application_lock(ctx: &Context) -> Judged {
 
 fn gil(ctx: &Context) -> Judged {
     const WALL: Wall = Wall::Gil;
-    let show = ShellLine::from(format!("py-spy top --gil --pid {}", ctx.pid()));
-    let has_lock = |process: &Process| {
-        matches!(process.runtime, Err(_) | Ok(Runtime::Cpython { free_threaded: false, .. }))
-    };
-    if !ctx.recording.processes.iter().any(has_lock) {
+    let show = ctx.show(|pid| format!("sudo py-spy top --gil --pid {pid}"), "py-spy top --gil -- CMD");
+    // An extension module can turn the lock on in the free-threaded build. Then threads wait for it.
+    let waits_seen = ctx.wait_point(WaitClass::Gil) > 0.0;
+    if !waits_seen && !ctx.recording.processes.iter().any(may_have_gil) {
         return Judged::ruled_out(WALL, Whole::ThreadTime, "no process runs CPython with this lock", show);
     }
     let waits = match ctx.wait(WaitClass::Gil) {
@@ -112,12 +112,9 @@ fn gil(ctx: &Context) -> Judged {
             );
         }
     };
-    // Where the address of the lock is known, no other wait can be for it.
-    let located = ctx.recording.waits.iter().any(|wait| wait.python_lock.is_some());
-    let locks = ctx.unknown_part_of_locks() * ctx.wait_point(WaitClass::ApplicationLock);
-    let unknown_s = if located { 0.0 } else { locks };
+    let unknown_s = ctx.may_be_gil_s();
     let hidden = Hidden { reach_s: unknown_s, unknown_s };
-    lock(ctx, WALL, waits, hidden, "was spent waiting for Python's interpreter lock", show)
+    lock(ctx, WALL, waits, hidden, "was spent waiting for Python's GIL", show)
 }
 
 /// Seconds in waits of unknown purpose.
@@ -155,7 +152,7 @@ fn lock(
     };
     case(known)
         .unless_hidden(case(at_most), || in_unknown_futexes(ctx, hidden.unknown_s))
-        .evidence(format!("{:.2} thread-seconds a second at locks", known.point / ctx.window_s))
+        .evidence(format!("{:.2} threads waited for it on average", known.point / ctx.window_s))
         .evidence_if((hidden.unknown_s > 0.0).then(|| {
             format!(
                 "{:.2} thread-seconds a second in futex waits of unknown purpose",

@@ -220,11 +220,6 @@ impl ProcFs {
         self.process(pid, "smaps", parse::huge_pages)
     }
 
-    /// Resident bytes per NUMA node. As expensive as `smaps_rollup`.
-    pub fn numa_resident(&self, pid: i32) -> Measured<Vec<u64>> {
-        self.process(pid, "numa_maps", parse::numa_resident)
-    }
-
     /// NUMA nodes that the process's memory is bound to, as a list; None if it may come from all nodes. As
     /// expensive as `smaps_rollup`.
     pub fn bound_nodes(&self, pid: i32) -> Measured<Option<String>> {

@@ -274,35 +274,6 @@ pub fn bound_nodes(bytes: &[u8]) -> Option<String> {
     Some(String::from_utf8_lossy(nodes).into_owned())
 }
 
-/// Resident bytes per NUMA node, from the `N0=2 … kernelpagesize_kB=4` of /proc/PID/numa_maps.
-pub fn numa_resident(bytes: &[u8]) -> Option<Vec<u64>> {
-    /// MAX_NUMNODES of the largest configuration (CONFIG_NODES_SHIFT 10).
-    const MOST_NODES: usize = 1024;
-    let mut nodes: Vec<u64> = Vec::new();
-    for line in lines(bytes) {
-        let page_kib = words(line).find_map(|word| number::<u64>(word.strip_prefix(b"kernelpagesize_kB=")?));
-        for word in words(line) {
-            // A file name follows `file=`. A field that starts with N is never part of a name, because the
-            // kernel escapes blanks.
-            let Some((node, pages)) = word.strip_prefix(b"N").and_then(|rest| pair(rest, b'=')) else {
-                continue;
-            };
-            let (Some(node), Some(pages)) = (number::<usize>(node), number::<u64>(pages)) else {
-                continue;
-            };
-            if node >= MOST_NODES {
-                return None;
-            }
-            if nodes.len() <= node {
-                nodes.resize(node + 1, 0);
-            }
-            let bytes = pages.checked_mul(page_kib?)?.checked_mul(1024)?;
-            nodes[node] = nodes[node].checked_add(bytes)?;
-        }
-    }
-    Some(nodes)
-}
-
 pub fn pair(bytes: &[u8], separator: u8) -> Option<(&[u8], &[u8])> {
     let at = bytes.iter().position(|&b| b == separator)?;
     Some((&bytes[..at], &bytes[at + 1..]))
@@ -482,6 +453,8 @@ pub fn vmstat(bytes: &[u8], tick: &mut HostTick) {
             b"thp_fault_fallback" => &mut tick.thp_fault_fallback,
             b"numa_other" => &mut tick.numa_remote,
             b"numa_local" => &mut tick.numa_local,
+            b"numa_pages_migrated" => &mut tick.numa_moved,
+            b"numa_hint_faults" => &mut tick.numa_hint_faults,
             _ => continue,
         };
         *place = number(value);
@@ -533,7 +506,7 @@ pub(crate) fn all_parsers(bytes: &[u8]) {
     let _ = status(bytes);
     let _ = schedstat(bytes);
     let _ = (smaps_rollup(bytes), huge_pages(bytes));
-    let _ = numa_resident(bytes);
+    let _ = bound_nodes(bytes);
     let _ = (nul_words(bytes), environ(bytes), cgroup(bytes), kernel_stack(bytes));
     let _ = (syscall(bytes), cpu_times(bytes, 10_000_000), pressure_some(bytes));
     vmstat(bytes, &mut HostTick::default());
@@ -697,16 +670,6 @@ mod tests {
     }
 
     #[test]
-    fn numa_maps_by_node() {
-        let body = b"7f0000000000 default anon=3 dirty=3 N0=1 N1=2 kernelpagesize_kB=4\n\
-            7f0000200000 interleave:0-1 file=/dev/hugepages/N9=5 huge anon=1 N1=1 kernelpagesize_kB=2048\n7f00 default\n";
-        assert_eq!(numa_resident(body).unwrap(), [4096, 8192 + (2 << 20)]);
-        assert_eq!(numa_resident(b"").unwrap(), Vec::<u64>::new());
-        assert_eq!(numa_resident(b"7f default N0=1\n"), None);
-        assert_eq!(numa_resident(b"7f default N999999999=1 kernelpagesize_kB=4\n"), None);
-    }
-
-    #[test]
     fn command_lines_and_environments() {
         assert_eq!(nul_words(b"python3\0-c\0\0x y\0"), ["python3", "-c", "", "x y"]);
         assert_eq!(nul_words(b"nginx: master process"), ["nginx: master process"]);
@@ -783,11 +746,12 @@ mod tests {
         assert_eq!(tick.busy_ns, 126 * 10_000_000);
         assert_eq!((tick.idle_ns, tick.iowait_ns, tick.steal_ns), (10_000_000_000, 50_000_000, 70_000_000));
         vmstat(
-            b"pgsteal_direct 11\nnuma_local 5\nnuma_other 6\nthp_fault_alloc x\ncompact_stall 2\n",
+            b"pgsteal_direct 11\nnuma_local 5\nnuma_other 6\nnuma_hint_faults 8\nnuma_hint_faults_local 9\nnuma_pages_migrated 7\nthp_fault_alloc x\ncompact_stall 2\n",
             &mut tick,
         );
         assert_eq!((tick.direct_reclaim_pages, tick.compact_stalls), (Some(11), Some(2)));
         assert_eq!((tick.numa_local, tick.numa_remote, tick.thp_fault_alloc), (Some(5), Some(6), None));
+        assert_eq!((tick.numa_moved, tick.numa_hint_faults), (Some(7), Some(8)));
         for bad in [
             &b""[..],
             b"cpu0 1 2 3 4 5 6 7 8\n",

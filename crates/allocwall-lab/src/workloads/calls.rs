@@ -1,4 +1,4 @@
-//! The allocator's own code: call rate, contention, remote free.
+//! The allocator's own code, and the blocks that it fills: call rate, large allocations, contention, remote free.
 
 use super::clock::{Watch, thread_cpu_ns};
 use super::process;
@@ -88,6 +88,52 @@ fn make_room(calls: Calls, room: usize) {
             (calls.free)(piece);
         }
     }
+}
+
+/// Below the mmap threshold (128 KiB), so that the blocks are on memory of the heap, and calloc itself fills them with
+/// zeros.
+const ZEROED: [usize; 4] = [64 << 10, 96 << 10, 72 << 10, 88 << 10];
+const ZEROED_ROOM: usize = 2 << 20;
+
+/// A few large blocks from calloc. The twin makes many calls for small blocks, which are not filled.
+pub fn large_calloc(stage: &Stage) -> Result<()> {
+    let twin = stage.options.twin;
+    let worker = |_| {
+        let calls = real();
+        make_room(calls, ZEROED_ROOM);
+        let timed = |allocate: &dyn Fn(usize) -> *mut c_void| {
+            let start = thread_cpu_ns();
+            for _ in 0..TURNS {
+                for size in ZEROED {
+                    let block = black_box(allocate(size));
+                    // SAFETY: free gets each block from malloc or calloc, once.
+                    unsafe { (calls.free)(block) };
+                }
+            }
+            (thread_cpu_ns() - start) as i64
+        };
+        stage.mix(Base::Cpu, || {
+            if twin {
+                stage.operations.add(PAIRS as i64);
+                let start = thread_cpu_ns();
+                small_pairs(calls);
+                let in_allocator = (thread_cpu_ns() - start) as i64;
+                stage.line(1).add(in_allocator);
+                return in_allocator;
+            }
+            stage.operations.add((TURNS * ZEROED.len()) as i64);
+            // calloc jumps to memset: its caller shows the call only if that is direct, and is no jump either.
+            // SAFETY: calloc has no precondition.
+            let with_zeros = timed(&|size| black_box(unsafe { libc::calloc(1, black_box(size)) }));
+            // The same calls without zeros, to measure what finding and freeing the blocks costs.
+            // SAFETY: malloc has no precondition.
+            let without = timed(&|size| unsafe { (calls.allocate)(size) });
+            stage.line(0).add(with_zeros - without);
+            stage.line(1).add(2 * without);
+            with_zeros - without
+        });
+    };
+    stage.perform(worker, |_| Ok(()))
 }
 
 /// Larger than the thread cache accepts (1,032 bytes by default), so each call takes the arena's lock.

@@ -70,8 +70,8 @@ pub fn line_key(classes: &[CostClass]) -> String {
 }
 
 use CostClass::{
-    AllocatorCode, AllocatorLocks, CopyOnWrite, FaultPath, FileFault, ForkExit, GarbageCollector, MapCalls,
-    PageRelease, Zeroing,
+    AllocatorCode, AllocatorLocks, BlockFilling, CopyOnWrite, FaultPath, FileFault, ForkExit,
+    GarbageCollector, MapCalls, PageRelease, Zeroing,
 };
 
 pub const SUBJECTS: &[Subject] = &[
@@ -165,6 +165,19 @@ pub const SUBJECTS: &[Subject] = &[
         threads: 1,
         threads_fixed: false,
         run: calls::call_rate,
+    },
+    Subject {
+        name: "large-calloc",
+        summary: "calloc of large blocks on memory that was used before",
+        wall: Some(Wall::LargeAllocations),
+        lines: &[&[BlockFilling], &[AllocatorCode]],
+        waits: &[],
+        dial: Dial::Line,
+        default_dial: 0.3,
+        twin: Some("very many small blocks: calls instead of bytes"),
+        threads: 1,
+        threads_fixed: false,
+        run: calls::large_calloc,
     },
     Subject {
         name: "contention",

@@ -7,8 +7,8 @@
 //!
 //! Times are nanoseconds since the start of the window.
 
-use super::memory::{self, Live, PAGE, turn};
-use allocwall_host::elf::{ElfFile, Table};
+use super::memory::{self, Live, PAGE};
+use allocwall_host::elf::Table;
 use allocwall_host::maps::{self, Mapping};
 use allocwall_host::proc::ProcFs;
 use allocwall_model::recording::{Collecting, Figure, Process, Runtime, RuntimeAccount, version_of};
@@ -16,6 +16,8 @@ use allocwall_model::units::{Absence, Interval, Measured, Reason};
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The most files of a process in which `_PyRuntime` is looked for.
 const FILES: usize = 4;
@@ -39,10 +41,21 @@ const QUIET_NS: u64 = 1_000_000_000;
 const RARELY_NS: u64 = 40_000_000;
 /// Nothing is said about the time between two samples that are farther apart.
 const LONGEST_GAP_NS: u64 = 500_000_000;
-/// The most spans of time that are kept; sampling ends there.
-const SPANS: usize = 65_536;
+/// The most spans of time that all accounts together keep; sampling ends there.
+const SPANS: usize = 1 << 18;
 /// The flag must have been sampled for this part of the time in which the account was read.
 const LEAST_SAMPLED: f64 = 0.5;
+
+/// Counts the spans that all accounts together have kept.
+#[derive(Clone, Default)]
+pub struct Kept(Arc<AtomicUsize>);
+
+impl Kept {
+    /// False if there is no room for another one.
+    fn one_more(&self) -> bool {
+        self.0.fetch_add(1, Ordering::Relaxed) < SPANS
+    }
+}
 
 /// The account of one process.
 pub struct Account {
@@ -52,7 +65,7 @@ pub struct Account {
 
 impl Account {
     /// Never fails: an account that cannot be read keeps the reason. The process's files are read.
-    pub fn open(proc: &ProcFs, process: &Process) -> Account {
+    pub fn open(proc: &ProcFs, process: &Process, kept: Kept) -> Account {
         let pid = process.pid;
         let open = || -> Measured<Box<Reading<Target>>> {
             let minor = readable(process)?;
@@ -61,7 +74,7 @@ impl Account {
                 return Err(absence);
             }
             let runtime = runtime_of(proc, pid, process.exe.as_deref().unwrap_or_default())?;
-            Ok(Box::new(Reading::new(Target { live, buffer: Vec::new() }, runtime, minor)))
+            Ok(Box::new(Reading::new(Target { live, buffer: Vec::new() }, runtime, minor, kept)))
         };
         Account { pid, state: open() }
     }
@@ -84,6 +97,16 @@ impl Account {
     /// When the next sample is due. None if there is nothing to sample.
     pub fn next_sample_ns(&self) -> Option<u64> {
         self.state.as_ref().ok()?.next_sample_ns()
+    }
+
+    /// Whether it can never be read.
+    pub fn has_failed(&self) -> bool {
+        self.state.as_ref().map_or(true, |reading| !reading.may_be_found())
+    }
+
+    /// Whether reading has ever paused, as it took too much time.
+    pub fn has_paused(&self) -> bool {
+        self.state.as_ref().is_ok_and(|reading| reading.memory.live.has_paused())
     }
 
     /// Where the interpreter lock lies, if it is known.
@@ -189,27 +212,22 @@ fn runtime_of(proc: &ProcFs, pid: i32, exe: &str) -> Measured<u64> {
 
 /// The address in memory of the file's `_PyRuntime`. The section of the same name exists since 3.11.
 fn runtime_in(file: File, mapping: &Mapping) -> Measured<Option<u64>> {
-    let _turn = turn()?;
-    let file = ElfFile::new(file);
-    let elf = file.parse()?;
-    if !elf.facts.is_64 {
-        return Err(Absence::new(Reason::NotSupported, "a 32-bit interpreter cannot be read"));
-    }
-    let symbol = |table| {
-        let mut found = None;
-        // A missing table is not an error: a stripped file has no names.
-        let _ = elf.symbols(table, &mut |symbol| {
-            if symbol.name == b"_PyRuntime" {
-                found = Some(symbol.address);
-            }
-        });
-        found
-    };
-    let own = symbol(Table::Exported)
-        .or_else(|| elf.facts.section(".PyRuntime").map(|section| section.address))
-        .or_else(|| if elf.facts.has_symtab() { symbol(Table::All) } else { None });
-    let mapped = elf.facts.address_of_offset(mapping.offset);
-    Ok(own.zip(mapped).map(|(own, mapped)| mapping.start.wrapping_add(own.wrapping_sub(mapped))))
+    memory::image(file, mapping, |elf, bias| {
+        let symbol = |table| {
+            let mut found = None;
+            // A missing table is not an error: a stripped file has no names.
+            let _ = elf.symbols(table, &mut |symbol| {
+                if symbol.name == b"_PyRuntime" {
+                    found = Some(symbol.address);
+                }
+            });
+            found
+        };
+        let own = symbol(Table::Exported)
+            .or_else(|| elf.facts.section(".PyRuntime").map(|section| section.address))
+            .or_else(|| if elf.facts.has_symtab() { symbol(Table::All) } else { None });
+        Ok(own.map(|own| bias.wrapping_add(own)))
+    })
 }
 
 // ---- memory ----
@@ -222,7 +240,7 @@ trait Memory {
     /// Why it was not read.
     fn refused(&self) -> Absence;
 
-    /// False if nothing can be read any more: reading took too much time.
+    /// False if nothing is read now: reading took too much time.
     fn may_read(&self) -> bool {
         true
     }
@@ -249,7 +267,7 @@ impl Memory for Target {
     }
 
     fn may_read(&self) -> bool {
-        self.live.failure().is_none()
+        !self.live.is_paused()
     }
 }
 
@@ -339,10 +357,19 @@ const GENERATION: u64 = 24;
 /// What a collector's state says.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Seen {
-    collections: u64,
+    /// By generation, as in `gc.get_stats()`.
+    collections: [u64; 3],
     collecting: bool,
     /// `gc.get_threshold()`
     thresholds: [i32; 3],
+}
+
+impl Seen {
+    /// Of all generations.
+    fn all(&self) -> u64 {
+        // Each is at most `MOST_COLLECTIONS`.
+        self.collections.iter().sum()
+    }
 }
 
 impl Shape {
@@ -362,15 +389,14 @@ impl Shape {
         }
         // An int.
         let collecting = word_at(bytes, self.collecting)? & 0xffff_ffff;
-        let (mut collections, mut thresholds) = (0, [0; 3]);
-        for (generation, threshold) in (0..).zip(&mut thresholds) {
+        let (mut collections, mut thresholds) = ([0; 3], [0; 3]);
+        for ((generation, count), threshold) in (0..).zip(&mut collections).zip(&mut thresholds) {
             // An int.
             *threshold = word_at(bytes, GENERATIONS + generation * GENERATION + THRESHOLD)? as i32;
-            let count = word_at(bytes, self.stats + generation * STATS)?;
-            if count > MOST_COLLECTIONS {
+            *count = word_at(bytes, self.stats + generation * STATS)?;
+            if *count > MOST_COLLECTIONS {
                 return None;
             }
-            collections += count;
         }
         (collecting <= 1).then_some(Seen { collections, collecting: collecting == 1, thresholds })
     }
@@ -594,10 +620,15 @@ impl Counted {
     fn growth(&self) -> u64 {
         self.last.saturating_sub(self.first)
     }
+
+    /// False if the counter went backwards.
+    fn update(&mut self, now: u64) -> bool {
+        now >= std::mem::replace(&mut self.last, now)
+    }
 }
 
 impl<M: Memory> Reading<M> {
-    fn new(memory: M, runtime: u64, minor: u32) -> Self {
+    fn new(memory: M, runtime: u64, minor: u32, kept: Kept) -> Self {
         Reading {
             memory,
             runtime,
@@ -615,7 +646,7 @@ impl<M: Memory> Reading<M> {
             lock: None,
             watched: Vec::new(),
             set: 0,
-            flag: Flag::default(),
+            flag: Flag { kept, ..Flag::default() },
             read_ns: None,
         }
     }
@@ -656,9 +687,13 @@ impl<M: Memory> Reading<M> {
     }
 
     /// An interpreter that has just started is not complete yet, so a state that was not found is looked for again.
+    fn may_be_found(&self) -> bool {
+        let later = [Reason::NotFound, Reason::TooCostly];
+        self.place.as_ref().map_or_else(|absence| later.contains(&absence.reason), |_| true)
+    }
+
     fn look_for_the_place(&mut self) {
-        let may_come = matches!(&self.place, Err(absence) if absence.reason == Reason::NotFound);
-        if !may_come || self.rest > 0 {
+        if !self.may_be_found() || self.rest > 0 {
             self.rest = self.rest.saturating_sub(1);
             return;
         }
@@ -677,15 +712,15 @@ impl<M: Memory> Reading<M> {
             }
         }
         for (collector, state) in seen {
+            let now = state.all();
             if let Some(counted) = alive.iter_mut().find(|counted| counted.collector == *collector) {
-                self.backwards |= state.collections < counted.last;
-                counted.last = state.collections;
+                self.backwards |= !counted.update(now);
                 continue;
             }
             // One that is new since the last reading began with 0.
             let is_new = self.newest.is_some_and(|newest| collector.id > newest);
-            let first = if is_new { 0 } else { state.collections };
-            alive.push(Counted { collector: *collector, first, last: state.collections });
+            let first = if is_new { 0 } else { now };
+            alive.push(Counted { collector: *collector, first, last: now });
         }
         self.counted = alive;
         self.newest = self.newest.max(seen.iter().map(|(collector, _)| collector.id).max());
@@ -712,10 +747,12 @@ impl<M: Memory> Reading<M> {
         let (mut collecting, mut collections) = (false, 0u64);
         let before = self.watched.len();
         let memory = &mut self.memory;
+        let mut counts: Vec<(Collector, u64)> = Vec::new();
         self.watched.retain(|collector| match shape.read(memory, collector.at) {
             Some(state) => {
                 collecting |= state.collecting;
-                collections = collections.saturating_add(state.collections);
+                collections = collections.saturating_add(state.all());
+                counts.push((*collector, state.all()));
                 true
             }
             None => false,
@@ -727,7 +764,15 @@ impl<M: Memory> Reading<M> {
             return;
         }
         self.flag.add(Sample { t_ns, collecting, collections, set: self.set });
-        self.saw(t_ns);
+        // The figures are for the time between two readings of all counters. An interpreter that has started since the last
+        // tick is found at the next one.
+        if counts.len() == self.counted.len() {
+            for counted in &mut self.counted {
+                let now = counts.iter().find(|(collector, _)| *collector == counted.collector);
+                self.backwards |= now.is_some_and(|(_, now)| !counted.update(*now));
+            }
+            self.saw(t_ns);
+        }
     }
 
     fn next_sample_ns(&self) -> Option<u64> {
@@ -736,14 +781,12 @@ impl<M: Memory> Reading<M> {
     }
 
     fn finish(self, pid: i32) -> (RuntimeAccount, Vec<Collecting>) {
-        // Collections that were not counted any more are missing in all figures.
-        if !self.memory.may_read() {
-            return (absent(pid, &self.memory.refused()), Vec::new());
-        }
         let Some((first, last)) = self.read_ns else {
             let never =
                 || Absence::new(Reason::NotFound, "the collector's state was found, but never readable");
-            return (absent(pid, &self.place.err().unwrap_or_else(never)), Vec::new());
+            let refused = (!self.memory.may_read()).then(|| self.memory.refused());
+            let why = refused.or(self.place.err()).unwrap_or_else(never);
+            return (absent(pid, &why), Vec::new());
         };
         let over_ns = last - first;
         let collections = if self.backwards {
@@ -804,6 +847,7 @@ struct Flag {
     sampled_ns: u64,
     /// Start and end.
     spans: Vec<(u64, u64)>,
+    kept: Kept,
     full: bool,
     /// When something was collected.
     moved_ns: u64,
@@ -866,7 +910,7 @@ impl Flag {
     }
 
     fn begin(&mut self, from: u64, to: u64) {
-        if self.spans.len() < SPANS {
+        if self.kept.one_more() {
             self.spans.push((from, to));
         } else {
             self.full = true;
@@ -917,7 +961,7 @@ impl Flag {
             return Err(Absence::new(
                 Reason::TooCostly,
                 format!(
-                    "the collector's flag was not sampled to the end: it was set more than {SPANS} times"
+                    "the collector's flag was not sampled to the end: it was set more than {SPANS} times, in all processes"
                 ),
             ));
         }
@@ -973,7 +1017,7 @@ pub(crate) fn read_bytes(bytes: &[u8]) {
     }
     let Some((&minor, mut bytes)) = bytes.split_first() else { return };
     let memory = Made(piece(&mut bytes).to_vec());
-    let mut reading = Reading::new(memory, RUNTIME, 8 + u32::from(minor % 7));
+    let mut reading = Reading::new(memory, RUNTIME, 8 + u32::from(minor % 7), Kept::default());
     for tick in 0..6 {
         let t_ns = tick * 250 * MS;
         reading.tick(t_ns);
@@ -1138,7 +1182,7 @@ mod tests {
     }
 
     fn reading(image: Image, minor: u32) -> Reading<Image> {
-        Reading::new(image, RUNTIME, minor)
+        Reading::new(image, RUNTIME, minor, Kept::default())
     }
 
     /// The collections of an image that is read twice.
@@ -1423,10 +1467,11 @@ mod tests {
     }
 
     #[test]
-    fn an_account_that_takes_too_long_is_an_absence() {
+    fn an_account_that_takes_too_long_keeps_what_was_counted() {
         let mut reading = reading(python(11), 11);
         reading.tick(0);
         for t_ms in [4, 8, 12] {
+            reading.memory.collections(11, 100 + t_ms);
             reading.sample(t_ms * MS);
         }
         assert_eq!(reading.next_sample_ns(), Some(15 * MS));
@@ -1436,11 +1481,36 @@ mod tests {
         reading.tick(250 * MS);
         reading.sample(251 * MS);
         assert_eq!(reading.memory.reads, reads);
-        let (account, spans) = reading.finish(7);
-        let reason = |absence: Absence| absence.reason;
-        assert_eq!(account.collections.map_err(reason), Err(Reason::TooCostly));
-        assert_eq!(account.stopped_ns.map_err(reason), Err(Reason::TooCostly));
-        assert!(spans.is_empty());
+        let (account, _) = reading.finish(7);
+        assert_eq!((account.collections, account.over_ns), (Ok(12), 12 * MS));
+        assert!(account.stopped_ns.is_ok());
+        // One that was never read has the reason.
+        let mut never = super::tests::reading(Image { slow: true, ..python(11) }, 11);
+        never.tick(0);
+        assert!(never.may_be_found());
+        assert_eq!(never.finish(7).0.collections.unwrap_err().reason, Reason::TooCostly);
+    }
+
+    #[test]
+    fn samples_count_only_if_they_read_all_counters() {
+        for (interpreters, expected) in [(FLAGS as u64, (Ok(5), 4 * MS)), (FLAGS as u64 + 1, (Ok(0), MS))] {
+            let mut image = python(12);
+            let at = |nth: u64| if nth == 0 { MAIN } else { SECOND + nth * 0x1000 };
+            for nth in 1..interpreters {
+                image.zero(at(nth), 0x600);
+                image.set(at(nth), at(nth - 1));
+                image.set(at(nth) + 8, nth);
+                image.state(at(nth) + 112, CLASSIC, [1, 1, 1]);
+            }
+            image.set(RUNTIME + 40, at(interpreters - 1));
+            let mut reading = reading(image, 12);
+            reading.tick(0);
+            reading.tick(MS);
+            reading.memory.collections(12, 105);
+            reading.sample(4 * MS);
+            let (account, _) = reading.finish(7);
+            assert_eq!((account.collections, account.over_ns), expected, "{interpreters}");
+        }
     }
 
     #[test]
@@ -1467,6 +1537,13 @@ mod tests {
             flag.add(Sample { t_ns: n * MS, collecting: n % 2 == 1, collections: n / 2, set: 0 });
         }
         assert_eq!((flag.spans.len(), flag.full), (SPANS, true));
+        // The same room is for other processes, too.
+        let mut other = Flag { kept: flag.kept.clone(), ..Flag::default() };
+        for (t_ns, collecting) in [(0, false), (MS, false), (2 * MS, true)] {
+            assert!(!other.full);
+            other.add(Sample { t_ns, collecting, collections: 0, set: 0 });
+        }
+        assert_eq!((other.spans.len(), other.full), (0, true));
         assert_eq!(flag.stopped(flag.sampled_ns).unwrap_err().reason, Reason::TooCostly);
         assert_eq!(flag.next_ns(), None);
     }
@@ -1518,7 +1595,8 @@ mod tests {
             ("3.13.1", true, Reason::NotSupported),
         ] {
             process.runtime = Ok(Runtime::Cpython { version: version.into(), free_threaded });
-            let mut account = Account::open(&ProcFs::live(), &process);
+            let mut account = Account::open(&ProcFs::live(), &process, Kept::default());
+            assert!(account.has_failed());
             account.sample(0);
             account.tick(0);
             assert_eq!(account.next_sample_ns(), None);
@@ -1526,5 +1604,134 @@ mod tests {
             assert_eq!(account.collections.unwrap_err().reason, reason, "{version}");
             assert_eq!((account.over_ns, spans.len()), (0, 0));
         }
+    }
+
+    /// Makes garbage, and collects when it gets a line. It prints what the interpreter itself has counted.
+    const SUBJECT: &str = r#"
+import gc, os, sys, sysconfig
+
+gc.disable()
+
+def say(*values):
+    print(*values, flush=True)
+
+def counted():
+    say(*[generation["collections"] for generation in gc.get_stats()])
+    sys.stdin.readline()
+
+class Waiting:
+    def __del__(self):
+        say("collecting")
+        sys.stdin.readline()
+
+say(os.getpid(), ".".join(map(str, sys.version_info[:3])), int(bool(sysconfig.get_config_var("Py_GIL_DISABLED"))))
+counted()
+for generation in [0] * 7 + [1] * 3 + [2] * 2:
+    for _ in range(100):
+        cycle = []
+        cycle.append(cycle)
+    gc.collect(generation)
+counted()
+last = Waiting()
+last.itself = last
+del last
+gc.collect()
+counted()
+"#;
+
+    /// The lines of a living interpreter. It ends when this is dropped.
+    struct Subject {
+        child: std::process::Child,
+        lines: std::io::Lines<std::io::BufReader<std::process::ChildStdout>>,
+    }
+
+    impl Subject {
+        fn line(&mut self) -> String {
+            self.lines.next().expect("a line").expect("text")
+        }
+
+        /// The collections of each generation, as the interpreter counts them.
+        fn counted(&mut self) -> [u64; 3] {
+            let line = self.line();
+            let numbers: Vec<u64> = line.split(' ').map(|number| number.parse().expect(&line)).collect();
+            numbers.try_into().expect("three generations")
+        }
+
+        fn go_on(&mut self) {
+            use std::io::Write;
+            self.child.stdin.as_mut().expect("a pipe").write_all(b"\n").expect("a reader");
+        }
+    }
+
+    impl Drop for Subject {
+        fn drop(&mut self) {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+
+    #[test]
+    fn a_living_interpreter_has_the_collections_that_it_counts_itself() {
+        use std::io::BufRead;
+        use std::process::{Command, Stdio};
+        let mut command = Command::new("python3");
+        command.args(["-c", SUBJECT]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let Ok(mut child) = command.spawn() else { return println!("skipped: no python3 on this machine") };
+        let lines = std::io::BufReader::new(child.stdout.take().expect("a pipe")).lines();
+        let mut subject = Subject { child, lines };
+        let first = subject.line();
+        let [pid, version, free_threaded] = first.split(' ').collect::<Vec<_>>()[..] else {
+            panic!("{first}")
+        };
+        let pid: i32 = pid.parse().expect("a number");
+        let proc = ProcFs::live();
+        let exe = proc.exe(pid).map(|exe| exe.to_string_lossy().into_owned());
+        let (version, free_threaded) = (version.to_string(), free_threaded == "1");
+        let runtime = Ok(Runtime::Cpython { version, free_threaded });
+        let process = allocwall_sketches::recording::empty().processes.remove(0);
+        let process = Process { pid, exe, runtime, ..process };
+        if let Err(absence) = readable(&process) {
+            return println!("skipped: {}", absence.detail);
+        }
+        // What the interpreter counts is compared while it waits for a line.
+        let by_generation = |account: &mut Account| {
+            let reading = account.state.as_mut().expect("an interpreter");
+            let place = *reading.place.as_ref().expect("a collector");
+            let (collectors, _) = place.collectors(&mut reading.memory);
+            let [only] = collectors[..] else { panic!("{collectors:?}") };
+            place.shape.read(&mut reading.memory, only.at).expect("its state").collections
+        };
+        let start = subject.counted();
+        let mut account = Account::open(&proc, &process, Kept::default());
+        if let Ok(reading) = &mut account.state {
+            // A busy machine is no reason to pause here.
+            reading.memory.live.patience = std::time::Duration::from_secs(3600);
+        }
+        account.tick(0);
+        assert_eq!(by_generation(&mut account), start);
+        subject.go_on();
+        let collected = subject.counted();
+        account.tick(MS);
+        assert_eq!(by_generation(&mut account), collected);
+        assert_eq!([collected[0] - start[0], collected[1] - start[1], collected[2] - start[2]], [7, 3, 2]);
+        for t_ms in [2, 5] {
+            account.sample(t_ms * MS);
+        }
+        subject.go_on();
+        assert_eq!(subject.line(), "collecting");
+        for t_ms in [8, 11] {
+            account.sample(t_ms * MS);
+        }
+        subject.go_on();
+        let end = subject.counted();
+        account.sample(14 * MS);
+        account.tick(15 * MS);
+        assert_eq!(by_generation(&mut account), end);
+        let (account, spans) = account.finish();
+        let all = |counted: [u64; 3]| counted.iter().sum::<u64>();
+        assert_eq!((account.collections, account.over_ns), (Ok(all(end) - all(start)), 15 * MS));
+        assert_eq!(all(end) - all(collected), 1);
+        let [span] = spans[..] else { panic!("{spans:?}") };
+        assert_eq!((span.pid, span.from_ns, span.to_ns), (pid, 6_500_000, 12_500_000));
     }
 }

@@ -5,9 +5,9 @@
 //! the exact place is where the values fit together as the runtime keeps them, so no version's offsets are needed:
 //! runtime/mstats.go, mgcpacer.go and mgc.go. Tested with 1.19 and 1.26.
 
-use super::memory::{Live, Memory, PAGE, Page, code_of, turn, word};
+use super::memory::{Live, Memory, PAGE, Page, code_of, image, word};
 use super::{absent, counter, growth, read_once, within};
-use allocwall_host::elf::{ElfFile, Table};
+use allocwall_host::elf::Table;
 use allocwall_host::proc::ProcFs;
 use allocwall_model::recording::{Figure, Process, Runtime, RuntimeAccount, version_of};
 use allocwall_model::units::{Absence, Interval, Measured, Reason};
@@ -82,9 +82,20 @@ impl Account {
         }
     }
 
+    /// Whether it can never be read.
+    pub fn has_failed(&self) -> bool {
+        let tried = self.memory.failure().is_some() || AGAIN.iter().all(|tick| *tick < self.ticks);
+        self.state.is_err() && self.ticks > 0 && tried
+    }
+
+    /// Whether reading has ever paused, as it took too much time.
+    pub fn has_paused(&self) -> bool {
+        self.memory.has_paused()
+    }
+
     fn search(&mut self) -> Measured<Searched> {
-        if let Some(absence) = self.memory.failure() {
-            return Err(absence);
+        if self.memory.failure().is_some() || self.memory.is_paused() {
+            return Err(self.memory.refused());
         }
         let thread = self.proc.living_thread(self.pid);
         let areas = Areas::of(&self.proc, thread, self.exe.as_ref().map_err(Clone::clone)?)?;
@@ -107,12 +118,7 @@ impl Account {
         let mut method = format!(
             "variables of Go's runtime{by}; collector's CPU time as Go counts it: a pause takes all GOMAXPROCS CPUs"
         );
-        // After a failure nothing was read any more, and the figures would be those of a part of the window.
-        let figures = match self.memory.failure() {
-            Some(absence) => Err(absence),
-            None => self.state.and_then(|state| state.figures(counts_cpu)),
-        };
-        let figures = match figures {
+        let figures = match self.state.and_then(|state| state.figures(counts_cpu)) {
             Ok(figures) => figures,
             Err(absence) => return absent(self.pid, &method, &absence),
         };
@@ -151,41 +157,33 @@ impl Areas {
     /// By the program's file, at the addresses at which it is mapped.
     fn of(proc: &ProcFs, thread: i32, exe: &str) -> Measured<Areas> {
         let (file, mapping) = code_of(proc, thread, "its program", |mapping| mapping.display_path() == exe)?;
-        let _turn = turn()?;
-        let file = ElfFile::new(file);
-        let elf = file.parse()?;
-        if !elf.facts.is_64 {
-            return Err(Absence::new(Reason::NotSupported, "the runtime of a 32-bit Go program is not read"));
-        }
-        let own = elf.facts.address_of_offset(mapping.offset).ok_or_else(|| {
-            Absence::new(Reason::Unparsable, "the Go program is mapped outside its segments")
-        })?;
-        let bias = mapping.start.wrapping_sub(own);
-        let area = |address: u64, size: u64, most: u64| Area {
-            start: bias.wrapping_add(address),
-            length: size.min(most),
-        };
-        let mut named: [Option<Area>; 3] = [None; 3];
-        if elf.facts.has_symtab() {
-            // A table that does not parse is like none.
-            let _ = elf.symbols(Table::All, &mut |symbol| {
-                const NAMES: [&str; 3] = ["runtime.memstats", "runtime.gcController", "runtime.work"];
-                let nth = NAMES.iter().position(|name| name.as_bytes() == symbol.name);
-                if let Some(nth) = nth.filter(|_| symbol.size > 0) {
-                    named[nth] = Some(area(symbol.address, symbol.size, LARGEST_VARIABLE));
-                }
-            });
-        }
-        if let [Some(memstats), Some(controller), Some(work)] = named {
-            return Ok(Areas { all: vec![memstats, controller, work], memstats: Some(memstats) });
-        }
-        let sections = [".noptrbss", ".bss"].into_iter().filter_map(|name| elf.facts.section(name));
-        let all: Vec<Area> = sections.map(|s| area(s.address, s.size, MOST_OF_A_SECTION)).collect();
-        if all.is_empty() {
-            let detail = "the Go program has neither symbols nor a section .noptrbss";
-            return Err(Absence::new(Reason::NotFound, detail));
-        }
-        Ok(Areas { all, memstats: None })
+        image(file, &mapping, |elf, bias| {
+            let area = |address: u64, size: u64, most: u64| Area {
+                start: bias.wrapping_add(address),
+                length: size.min(most),
+            };
+            let mut named: [Option<Area>; 3] = [None; 3];
+            if elf.facts.has_symtab() {
+                // A table that does not parse is like none.
+                let _ = elf.symbols(Table::All, &mut |symbol| {
+                    const NAMES: [&str; 3] = ["runtime.memstats", "runtime.gcController", "runtime.work"];
+                    let nth = NAMES.iter().position(|name| name.as_bytes() == symbol.name);
+                    if let Some(nth) = nth.filter(|_| symbol.size > 0) {
+                        named[nth] = Some(area(symbol.address, symbol.size, LARGEST_VARIABLE));
+                    }
+                });
+            }
+            if let [Some(memstats), Some(controller), Some(work)] = named {
+                return Ok(Areas { all: vec![memstats, controller, work], memstats: Some(memstats) });
+            }
+            let sections = [".noptrbss", ".bss"].into_iter().filter_map(|name| elf.facts.section(name));
+            let all: Vec<Area> = sections.map(|s| area(s.address, s.size, MOST_OF_A_SECTION)).collect();
+            if all.is_empty() {
+                let detail = "the Go program has neither symbols nor a section .noptrbss";
+                return Err(Absence::new(Reason::NotFound, detail));
+            }
+            Ok(Areas { all, memstats: None })
+        })
     }
 }
 

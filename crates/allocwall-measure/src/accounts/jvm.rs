@@ -4,9 +4,9 @@
 //! hsperfdata is a header and a list of entries with a name, a type and a value each: `PerfDataPrologue` and
 //! `PerfDataEntry` in HotSpot's runtime/perfMemory.hpp.
 
-use super::memory::{Live, Memory, PAGE, code_of, fill, lives, turn, word, word_at};
-use super::{absent, counter, growth, read_once, within};
-use allocwall_host::elf::{Bounded, Elf, ElfFile, Table};
+use super::memory::{Live, Memory, PAGE, code_of, fill, image, lives, word, word_at};
+use super::{counter, growth, read_once, within};
+use allocwall_host::elf::{Bounded, Elf, Table};
 use allocwall_host::file;
 use allocwall_host::maps::{self, Mapping};
 use allocwall_host::proc::ProcFs;
@@ -77,15 +77,28 @@ impl Account {
             self.search(now);
             return;
         }
+        let mut started = None;
         // The file outlives the JVM.
         if let Ok(counters) = &mut self.counters
             && (matches!(counters.source, Source::Memory { .. }) || lives(&self.proc, self.pid))
         {
-            counters.tick(&mut self.memory, now());
+            let t_ns = now();
+            counters.tick(&mut self.memory, t_ns);
+            started = counters.started_at(t_ns);
         }
         if let Ok(threads) = &mut self.threads {
-            threads.tick(&mut self.memory, now());
+            threads.tick(&mut self.memory, started, now());
         }
+    }
+
+    /// Whether it can never be read.
+    pub fn has_failed(&self) -> bool {
+        self.searches_left == 0 && self.counters.is_err() && self.threads.is_err()
+    }
+
+    /// Whether reading has ever paused, as it took too much time.
+    pub fn has_paused(&self) -> bool {
+        self.memory.has_paused()
     }
 
     fn search(&mut self, now: &dyn Fn() -> u64) {
@@ -95,21 +108,19 @@ impl Account {
             Some(absence) => Err(absence),
             None => described(&self.proc, thread, memory),
         };
-        let source = Source::find(&self.proc, thread, described.as_ref().ok(), memory);
+        let source = Source::find(&self.proc, self.pid, thread, described.as_ref().ok(), memory);
         let counters = source.and_then(|source| Counted::open(source, memory, now()));
         // Both parts start at the same time.
         if counters.is_ok() || self.threads.is_err() {
+            let started = counters.as_ref().ok().and_then(|counters| counters.first.started);
             self.counters = counters.map(Box::new);
-            let threads = described.and_then(|described| Allocating::open(&described, memory, now()));
+            let threads =
+                described.and_then(|described| Allocating::open(&described, memory, started, now()));
             self.threads = threads.map(Box::new);
         }
     }
 
     pub fn finish(self) -> RuntimeAccount {
-        let failure = self.memory.failure();
-        if let Some(absence) = failure.filter(|absence| absence.reason == Reason::TooCostly) {
-            return absent(self.pid, "hsperfdata", &absence);
-        }
         let by_counters = self.counters.as_ref().map_or(0, |counters| counters.over_ns());
         let by_threads = self.threads.as_ref().map_or(0, |threads| threads.over_ns());
         let over_ns = if by_counters > 0 { by_counters } else { by_threads };
@@ -146,27 +157,30 @@ enum Source {
         address: u64,
         length: usize,
     },
-    /// Has the same bytes. It is read only if the memory may not be: its server may not answer (NFS, FUSE).
+    /// Has the same bytes. It is read only if the memory may never be: its server may not answer (NFS, FUSE).
     File(File),
 }
 
 impl Source {
     fn find(
         proc: &ProcFs,
+        pid: i32,
         thread: i32,
         described: Option<&Described>,
-        memory: &mut dyn Memory,
+        memory: &mut Live,
     ) -> Measured<Source> {
-        // Its own: tools that read that of another JVM, such as jstatd, cannot write to it.
-        let own = |mapping: &Mapping| mapping.perms.shared && mapping.perms.write;
-        let kept = proc.maps(thread, |mapping| own(mapping) && is_hsperfdata(&mapping.path))?;
+        // Its own, with its number in the innermost PID namespace: a tool such as jstatd also maps those of other JVMs.
+        let number = proc.status(pid)?.ns_pids.last().copied().unwrap_or(pid);
+        let own = |mapping: &Mapping| {
+            mapping.perms.shared && mapping.perms.write && hsperfdata(&mapping.path) == Some(number)
+        };
+        let kept = proc.maps(thread, own)?;
         if let Some(mapping) = kept.mappings.first() {
+            if memory.failure().is_some() {
+                return maps::open(proc.root(), thread, mapping).map(Source::File);
+            }
             let length = (mapping.end - mapping.start).min(MOST_BYTES) as usize;
-            let mapped = Source::Memory { address: mapping.start, length };
-            return match mapped.bytes(memory) {
-                Ok(_) => Ok(mapped),
-                Err(_) => maps::open(proc.root(), thread, mapping).map(Source::File),
-            };
+            return Ok(Source::Memory { address: mapping.start, length });
         }
         let unshared = described.and_then(|described| Source::unshared(described, memory));
         unshared.ok_or_else(|| {
@@ -209,12 +223,13 @@ impl Source {
     }
 }
 
-/// `/tmp/hsperfdata_USER/PID`, also if it was removed.
-fn is_hsperfdata(path: &[u8]) -> bool {
+/// The number in `/tmp/hsperfdata_USER/PID`, also if the file was removed.
+fn hsperfdata(path: &[u8]) -> Option<i32> {
     let path = path.strip_suffix(b" (deleted)").unwrap_or(path);
     let mut parts = path.rsplit(|byte| *byte == b'/');
-    let pid = parts.next().is_some_and(|name| !name.is_empty() && name.iter().all(u8::is_ascii_digit));
-    pid && parts.next().is_some_and(|folder| folder.starts_with(b"hsperfdata_"))
+    let name = parts.next().filter(|name| name.iter().all(u8::is_ascii_digit))?;
+    parts.next().filter(|folder| folder.starts_with(b"hsperfdata_"))?;
+    std::str::from_utf8(name).ok()?.parse().ok()
 }
 
 fn up_to(file: &File, most: u64) -> io::Result<Vec<u8>> {
@@ -236,6 +251,8 @@ struct Counters {
     pauses: u64,
     /// The collectors' names.
     names: Vec<String>,
+    /// Threads that have started so far.
+    started: Option<u64>,
     /// CPU time of the collector's threads. Parallel and G1 count it since JDK 22; others leave it at 0.
     cpu_ns: Option<u64>,
 }
@@ -267,6 +284,7 @@ fn parse(bytes: &[u8]) -> Measured<Counters> {
         collections: 0,
         pauses: 0,
         names: Vec::new(),
+        started: known("java.threads.started")?,
         cpu_ns: known("sun.threads.total_gc_cpu_time")?,
     };
     for nth in 0..MOST_COLLECTORS {
@@ -415,6 +433,11 @@ impl Counted {
 
     fn over_ns(&self) -> u64 {
         self.last_ns.saturating_sub(self.first_ns)
+    }
+
+    /// The threads that had started at this time, if the counters were read then.
+    fn started_at(&self, t_ns: u64) -> Option<u64> {
+        self.last.started.filter(|_| self.last_ns == t_ns)
     }
 
     fn figures(self, cpus: Measured<usize>) -> Measured<Figures> {
@@ -587,20 +610,15 @@ fn described(proc: &ProcFs, thread: i32, memory: &mut dyn Memory) -> Measured<De
         mapping.path.strip_suffix(b" (deleted)").unwrap_or(&mapping.path).ends_with(b"/libjvm.so")
     };
     let (file, mapping) = code_of(proc, thread, "libjvm.so", is_libjvm)?;
-    let _turn = turn()?;
-    let file = ElfFile::new(file);
-    let elf = file.parse()?;
-    let own = elf.facts.address_of_offset(mapping.offset);
-    let own =
-        own.ok_or_else(|| Absence::new(Reason::Unparsable, "libjvm.so is mapped outside its segments"))?;
-    let bias = mapping.start.wrapping_sub(own);
-    let mut symbols: HashMap<String, u64> = HashMap::new();
-    elf.symbols(Table::Exported, &mut |symbol| {
-        if symbol.name.starts_with(b"gHotSpotVMStruct") && symbols.len() < MOST_SYMBOLS {
-            symbols.insert(symbol.text().to_owned(), bias.wrapping_add(symbol.address));
-        }
-    })?;
-    table(&symbols, memory, &|address| page_of(&elf, address.wrapping_sub(bias)))
+    image(file, &mapping, |elf, bias| {
+        let mut symbols: HashMap<String, u64> = HashMap::new();
+        elf.symbols(Table::Exported, &mut |symbol| {
+            if symbol.name.starts_with(b"gHotSpotVMStruct") && symbols.len() < MOST_SYMBOLS {
+                symbols.insert(symbol.text().to_owned(), bias.wrapping_add(symbol.address));
+            }
+        })?;
+        table(&symbols, memory, &|address| page_of(elf, address.wrapping_sub(bias)))
+    })
 }
 
 /// A page of a program as its file has it. Its pointers are not those in memory: a page that has some is resident, since
@@ -807,6 +825,13 @@ struct Allocating {
     tried_ns: u64,
     bytes: u64,
     seen: Walk,
+    /// Threads that had started at the first and at the last reading, as the JVM counts them.
+    first_started: Option<u64>,
+    last_started: Option<u64>,
+    /// Threads at the first reading, and those that were new, or gone, at a later one.
+    first_seen: u64,
+    new: u64,
+    gone: u64,
     /// Readings in a row that took too long.
     slow: u32,
     /// Why the last reading failed.
@@ -814,11 +839,30 @@ struct Allocating {
 }
 
 impl Allocating {
-    fn open(described: &Described, memory: &mut dyn Memory, t_ns: u64) -> Measured<Allocating> {
+    /// `started`: threads that have started so far, as the JVM counts them.
+    fn open(
+        described: &Described,
+        memory: &mut dyn Memory,
+        started: Option<u64>,
+        t_ns: u64,
+    ) -> Measured<Allocating> {
         let places = Places::of(described)?;
         let seen = walk(memory, &places)?;
-        let (first_ns, last_ns, tried_ns) = (t_ns, t_ns, t_ns);
-        Ok(Allocating { places, first_ns, last_ns, tried_ns, bytes: 0, seen, slow: 0, failed: None })
+        Ok(Allocating {
+            places,
+            first_ns: t_ns,
+            last_ns: t_ns,
+            tried_ns: t_ns,
+            bytes: 0,
+            first_started: started,
+            last_started: started,
+            first_seen: seen.len() as u64,
+            new: 0,
+            gone: 0,
+            seen,
+            slow: 0,
+            failed: None,
+        })
     }
 
     /// A short window needs several readings too, so the first ones follow one another faster.
@@ -827,7 +871,7 @@ impl Allocating {
         t_ns > self.tried_ns && t_ns - self.tried_ns >= pause << self.slow.min(DOUBLINGS)
     }
 
-    fn tick(&mut self, memory: &mut dyn Memory, t_ns: u64) {
+    fn tick(&mut self, memory: &mut dyn Memory, started: Option<u64>, t_ns: u64) {
         if !self.is_due(t_ns) {
             return;
         }
@@ -842,7 +886,7 @@ impl Allocating {
         match read {
             Ok(now) => {
                 self.add(now);
-                self.last_ns = t_ns;
+                (self.last_ns, self.last_started) = (t_ns, started);
                 self.slow = 0;
                 self.failed = None;
             }
@@ -855,6 +899,7 @@ impl Allocating {
 
     fn add(&mut self, now: Walk) {
         let mut next = Walk::new();
+        self.gone += self.seen.keys().filter(|thread| !now.contains_key(*thread)).count() as u64;
         for (thread, mut now) in now {
             let gain = match self.seen.get(&thread) {
                 Some(before) if now.retired >= before.retired => {
@@ -863,7 +908,11 @@ impl Allocating {
                     gain
                 }
                 // A new thread, also one at the address of a thread that ended.
-                _ => now.all,
+                before => {
+                    self.new += 1;
+                    self.gone += u64::from(before.is_some());
+                    now.all
+                }
             };
             self.bytes = self.bytes.saturating_add(gain);
             next.insert(thread, now);
@@ -875,12 +924,34 @@ impl Allocating {
         self.last_ns.saturating_sub(self.first_ns)
     }
 
+    /// Whether nearly all threads were read at least once. What a thread has allocated is gone with it.
+    fn check_threads(&self) -> Measured<()> {
+        let too_little = |what: String| {
+            let rate = self.bytes as f64 * 1e3 / self.over_ns() as f64;
+            let detail = format!("{what}; the others allocated {rate:.0} MB a second");
+            Err(Absence::new(Reason::TooLittle, detail))
+        };
+        let Some((from, to)) = self.first_started.zip(self.last_started) else {
+            return match self.new + self.gone {
+                0 => Ok(()),
+                _ => too_little("threads of the JVM start and end, and it is not known how many".into()),
+            };
+        };
+        let started = growth(from, to, "the JVM's number of started threads")?;
+        let (missed, all) = (started.saturating_sub(self.new), started.saturating_add(self.first_seen));
+        if missed as f64 > ALLOCATION_ERROR * all as f64 {
+            return too_little(format!("{missed} of the JVM's {all} threads ended before they were read"));
+        }
+        Ok(())
+    }
+
     /// Scaled to `over_ns`, in which the other counters were read.
     fn figure(self, over_ns: u64) -> Measured<Figure> {
         let own_ns = self.over_ns();
         if own_ns == 0 || own_ns < over_ns / 2 {
             return Err(self.failed.unwrap_or_else(read_once));
         }
+        self.check_threads()?;
         let bytes = growth(0, self.bytes, "the JVM's sum of allocated bytes")? as f64;
         let bytes = bytes * over_ns as f64 / own_ns as f64;
         let (low, high) = (bytes * (1.0 - ALLOCATION_ERROR), bytes * (1.0 + ALLOCATION_ERROR));
@@ -929,8 +1000,8 @@ pub(crate) fn read_memory(bytes: &[u8]) {
     if let Some(source) = Source::unshared(&described, &mut memory) {
         let _ = source.read(&mut memory);
     }
-    let Ok(mut allocating) = Allocating::open(&described, &mut memory, 0) else { return };
-    allocating.tick(&mut memory, 1_000_000_000);
+    let Ok(mut allocating) = Allocating::open(&described, &mut memory, None, 0) else { return };
+    allocating.tick(&mut memory, None, 1_000_000_000);
     let _ = allocating.figure(1_000_000_000);
 }
 
@@ -1002,6 +1073,7 @@ mod tests {
             ("sun.gc.collector.1.invocations", Number(2)),
             ("sun.gc.collector.1.time", Number(50)),
             ("sun.gc.limit", Number(-1)),
+            ("java.threads.started", Number(31)),
             ("sun.rt.safepointSyncTime", Number(7)),
             ("sun.rt.safepointTime", Number(stopped_ms * 1_000_000)),
         ])
@@ -1018,6 +1090,7 @@ mod tests {
             collections: 42,
             pauses: 250_000_050,
             names: vec![young, full],
+            started: Some(31),
             cpu_ns: None,
         };
         assert_eq!(counters, expected);
@@ -1082,7 +1155,7 @@ mod tests {
 
     fn counters(names: &[&str], stopped: u64, pauses: u64, cpu_ns: Option<u64>) -> Counters {
         let names = names.iter().map(|name| (*name).to_string()).collect();
-        Counters { frequency: S, stopped, collections: stopped / S, pauses, names, cpu_ns }
+        Counters { frequency: S, stopped, collections: stopped / S, pauses, names, started: None, cpu_ns }
     }
 
     #[test]
@@ -1137,6 +1210,10 @@ mod tests {
         assert!(matches!(once.figures(Ok(1)), Err(absence) if absence.reason == Reason::TooLittle));
     }
 
+    /// Process 7, which has number 1 in a container.
+    const STATUS: &str = "Name:\tjava\nTgid:\t7\nPPid:\t1\nUid:\t0\t0\t0\t0\nNSpid:\t7\t1\n\
+                          Threads:\t1\nCapEff:\t0000000000000000\n";
+
     /// A /proc with one JVM, whose counters are in a file.
     #[test]
     fn the_file_is_found_by_its_mapping() {
@@ -1147,8 +1224,14 @@ mod tests {
         let file = folder.join("1");
         std::fs::write(&file, serial(250, 40)).unwrap();
         let inode = file.metadata().unwrap().ino();
-        let line = format!("7f00000000-7f00008000 rw-s 00000000 08:01 {inode} /tmp/hsperfdata_app/1\n");
-        std::fs::write(dir.path().join("7/maps"), line).unwrap();
+        // Of three mappings its own: one may not be written to, one has another number.
+        let lines = format!(
+            "7e00000000-7e00008000 r--s 00000000 08:01 {inode} /tmp/hsperfdata_app/1\n\
+             7e10000000-7e10008000 rw-s 00000000 08:01 9 /tmp/hsperfdata_app/7\n\
+             7f00000000-7f00008000 rw-s 00000000 08:01 {inode} /tmp/hsperfdata_app/1\n"
+        );
+        std::fs::write(dir.path().join("7/maps"), lines).unwrap();
+        std::fs::write(dir.path().join("7/status"), STATUS).unwrap();
         let process = Process { pid: 7, ..empty().processes.remove(0) };
         let mut account = Account::open(&ProcFs::at(dir.path()), &process);
         account.tick(&|| S);
@@ -1187,20 +1270,24 @@ mod tests {
     fn a_jvm_without_counters_says_how_to_get_them() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(dir.path().join("7")).unwrap();
-        std::fs::write(dir.path().join("7/maps"), "7f00000000-7f00008000 rw-p 00000000 00:00 0 \n").unwrap();
+        // A mapping of another JVM's counters is not its own.
+        let maps = "7f00000000-7f00008000 rw-s 00000000 08:01 9 /tmp/hsperfdata_app/7\n";
+        std::fs::write(dir.path().join("7/maps"), maps).unwrap();
+        std::fs::write(dir.path().join("7/status"), STATUS).unwrap();
         let proc = ProcFs::at(dir.path());
-        let absence = Source::find(&proc, 7, None, &mut Live::of(&proc, 7)).err().unwrap();
+        let absence = Source::find(&proc, 7, 7, None, &mut Live::of(&proc, 7)).err().unwrap();
         assert_eq!(absence.reason, Reason::Disabled);
         assert_eq!(absence.advice().as_deref(), Some("start the JVM without -XX:-UsePerfData"));
-        for (path, is) in [
-            ("/tmp/hsperfdata_root/12", true),
-            ("/tmp/hsperfdata_root/12 (deleted)", true),
-            ("/tmp/hsperfdata_root/", false),
-            ("/tmp/hsperfdata_root/x", false),
-            ("/tmp/12", false),
-            ("12", false),
+        for (path, number) in [
+            ("/tmp/hsperfdata_root/12", Some(12)),
+            ("/tmp/hsperfdata_root/12 (deleted)", Some(12)),
+            ("/tmp/hsperfdata_root/", None),
+            ("/tmp/hsperfdata_root/x", None),
+            ("/tmp/hsperfdata_root/99999999999", None),
+            ("/tmp/12", None),
+            ("12", None),
         ] {
-            assert_eq!(is_hsperfdata(path.as_bytes()), is, "{path}");
+            assert_eq!(hsperfdata(path.as_bytes()), number, "{path}");
         }
     }
 
@@ -1271,21 +1358,45 @@ mod tests {
         let (symbols, mut memory) = jvm();
         let described = described(&symbols, &mut memory).unwrap();
         assert_eq!(described.0.len(), FIELDS.len());
-        let mut allocating = Allocating::open(&described, &mut memory, 0).unwrap();
+        let mut allocating = Allocating::open(&described, &mut memory, Some(2), 0).unwrap();
         let seen = |allocating: &Allocating, thread| allocating.seen[&thread].all;
         assert_eq!((seen(&allocating, THREADS), seen(&allocating, THREADS + 0x100)), (1064, 5064));
         // One thread fills its buffer and gets another; the other one ends, and a new one has its address.
         set(&mut memory, THREADS, 1064, 0x7100_0000, 0x7100_0010);
         set(&mut memory, THREADS + 0x100, 0, 0x7200_0000, 0x7200_0100);
-        allocating.tick(&mut memory, S);
-        assert_eq!(allocating.bytes, 16 + 256);
+        allocating.tick(&mut memory, Some(3), S);
+        assert_eq!((allocating.bytes, allocating.new, allocating.gone), (16 + 256, 1, 1));
         // Nothing is allocated, then the memory is gone.
-        allocating.tick(&mut memory, 2 * S);
+        allocating.tick(&mut memory, Some(3), 2 * S);
         memory.bytes.truncate(PAGE as usize);
-        allocating.tick(&mut memory, 3 * S);
+        allocating.tick(&mut memory, Some(3), 3 * S);
         assert_eq!((allocating.bytes, allocating.over_ns()), (272, 2 * S));
         assert!(allocating.failed.is_some());
         assert_eq!(allocating.figure(2 * S).unwrap().value.point, 272.0);
+    }
+
+    #[test]
+    fn threads_that_ended_unread_leave_no_sum() {
+        let (symbols, mut memory) = jvm();
+        let described = described(&symbols, &mut memory).unwrap();
+        // A buffer grows, and the second thread may end; the JVM counts the threads that have started.
+        let figure = |first: Option<u64>, last: Option<u64>, ends: bool| {
+            let (_, mut memory) = jvm();
+            let mut allocating = Allocating::open(&described, &mut memory, first, 0).unwrap();
+            set(&mut memory, THREADS, 1000, 0x7000_0000, 0x7000_0440);
+            memory.put_word(LIST + 0x48, if ends { 1 } else { 2 });
+            allocating.tick(&mut memory, last, S);
+            allocating.figure(S)
+        };
+        for (last, ends) in [(Some(2), false), (Some(2), true)] {
+            assert_eq!(figure(Some(2), last, ends).unwrap().value.point, 1024.0);
+        }
+        let missed = figure(Some(2), Some(3), false).unwrap_err();
+        assert_eq!(missed.reason, Reason::TooLittle);
+        assert!(missed.detail.starts_with("1 of the JVM's 3 threads"), "{}", missed.detail);
+        assert!(figure(Some(2), Some(1), false).is_err(), "backwards");
+        assert!(figure(None, None, false).is_ok());
+        assert_eq!(figure(None, Some(2), true).unwrap_err().reason, Reason::TooLittle);
     }
 
     #[test]
@@ -1313,10 +1424,10 @@ mod tests {
     fn threads_are_read_once_a_second_and_slow_readings_seldom() {
         let (symbols, mut memory) = jvm();
         let described = described(&symbols, &mut memory).unwrap();
-        let mut allocating = Allocating::open(&described, &mut memory, 0).unwrap();
+        let mut allocating = Allocating::open(&described, &mut memory, None, 0).unwrap();
         let readings = |allocating: &mut Allocating, memory: &mut Bytes, ticks: std::ops::Range<u64>| {
             let times = ticks.map(|tick| tick * S / 4).filter(|t_ns| {
-                allocating.tick(memory, *t_ns);
+                allocating.tick(memory, None, *t_ns);
                 allocating.tried_ns == *t_ns
             });
             times.collect::<Vec<u64>>()
@@ -1339,7 +1450,7 @@ mod tests {
             let (_, mut memory) = jvm();
             change(&mut memory);
             let described = described(&symbols, &mut memory)?;
-            Allocating::open(&described, &mut memory, 0).map(|allocating| allocating.seen.len())
+            Allocating::open(&described, &mut memory, None, 0).map(|allocating| allocating.seen.len())
         };
         assert_eq!(open(&|_| {}), Ok(2));
         let refused = |change: &dyn Fn(&mut Bytes)| open(change).unwrap_err().reason;
@@ -1364,9 +1475,9 @@ mod tests {
             let mut damaged = Bytes { at: memory.at, bytes: memory.bytes.clone() };
             damaged.bytes[at] ^= 0xff;
             let Ok(described) = described(&symbols, &mut damaged) else { continue };
-            let Ok(mut allocating) = Allocating::open(&described, &mut damaged, 0) else { continue };
+            let Ok(mut allocating) = Allocating::open(&described, &mut damaged, None, 0) else { continue };
             damaged.bytes[at] ^= 0xff;
-            allocating.tick(&mut damaged, S);
+            allocating.tick(&mut damaged, None, S);
             let _ = allocating.figure(S);
             let _ = Source::unshared(&described, &mut damaged);
         }

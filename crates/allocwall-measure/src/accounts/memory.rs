@@ -1,9 +1,10 @@
 //! The memory and the files of a target, read without changing the target. Both may make the reader wait: a page or a file may
 //! belong to a server that never answers (FUSE, NFS). So everything here runs in the thread of one account.
 
+use allocwall_host::elf::{Bounded, Elf, ElfFile};
 use allocwall_host::file;
 use allocwall_host::maps::{self, Mapping};
-use allocwall_host::memory::PageState;
+use allocwall_host::memory::{PageMap, PageState};
 use allocwall_host::proc::ProcFs;
 use allocwall_host::rights::run_as_root;
 use allocwall_model::units::{Absence, Measured, Reason};
@@ -16,7 +17,8 @@ use std::time::{Duration, Instant};
 /// The smallest page. The state of larger pages is that of each part.
 pub(super) const PAGE: u64 = 4096;
 
-/// Reads of one process take at most this time, and this part of the time since the first one.
+/// Reads of one process take at most this time, and this part of the time since the first one. Beyond it they pause: what
+/// waits is often the lock of the address space, and the target's own calls wait for it as well.
 const WAITED: Duration = Duration::from_millis(200);
 const WAITED_PART: u32 = 10;
 
@@ -48,22 +50,36 @@ pub(super) struct Live {
     files: Measured<Files>,
     began: Instant,
     waited: Duration,
+    /// `WAITED`, except in a test.
+    pub(super) patience: Duration,
+    /// Whether reads have ever paused.
+    has_paused: bool,
 }
 
 /// They belong to the program that ran when they were opened. After its end, or execve, they contain nothing.
 struct Files {
     memory: File,
-    pagemap: File,
-    page_bytes: u64,
+    pages: PageMap,
 }
 
 impl Live {
     pub(super) fn of(proc: &ProcFs, pid: i32) -> Live {
         let files = Files::open(proc, pid);
-        Live { pid, proc: proc.clone(), files, began: Instant::now(), waited: Duration::ZERO }
+        let (began, waited) = (Instant::now(), Duration::ZERO);
+        Live { pid, proc: proc.clone(), files, began, waited, patience: WAITED, has_paused: false }
     }
 
-    /// Why nothing can be read: it is not permitted, or the reads so far took too long.
+    /// Whether nothing is read now, since the reads so far took too long.
+    pub(super) fn is_paused(&self) -> bool {
+        self.waited > self.patience + self.began.elapsed() / WAITED_PART
+    }
+
+    /// The same, at any time until now.
+    pub(super) fn has_paused(&self) -> bool {
+        self.has_paused
+    }
+
+    /// Why nothing can ever be read, as where it is not permitted.
     pub(super) fn failure(&self) -> Option<Absence> {
         self.files.as_ref().err().cloned()
     }
@@ -71,13 +87,21 @@ impl Live {
     /// Why the last read gave nothing.
     pub(super) fn refused(&self) -> Absence {
         let pid = self.pid;
-        self.failure().unwrap_or_else(|| match lives(&self.proc, pid) {
+        if let Some(absence) = self.failure() {
+            return absence;
+        }
+        if self.is_paused() {
+            let waited = self.waited.as_millis();
+            let detail = format!("reading the memory of process {pid} took {waited} ms, so it paused");
+            return Absence::new(Reason::TooCostly, detail);
+        }
+        match lives(&self.proc, pid) {
             true => Absence::new(
                 Reason::NotFound,
                 format!("memory of process {pid} was not read: it is not resident, or does not exist"),
             ),
             false => Absence::new(Reason::Vanished, format!("process {pid} has ended")),
-        })
+        }
     }
 
     /// The resident part of these bytes, from the first one on.
@@ -86,15 +110,18 @@ impl Live {
     }
 
     fn timed<T>(&mut self, read: impl FnOnce(&Files) -> Option<T>) -> Option<T> {
+        if self.is_paused() {
+            return None;
+        }
         let started = Instant::now();
         let read = read(self.files.as_ref().ok()?);
-        self.waited += started.elapsed();
-        if self.waited > WAITED + self.began.elapsed() / WAITED_PART {
-            let detail =
-                format!("reading the memory of process {} took {} ms", self.pid, self.waited.as_millis());
-            self.files = Err(Absence::new(Reason::TooCostly, detail));
-        }
+        self.wait(started.elapsed());
         read
+    }
+
+    fn wait(&mut self, waited: Duration) {
+        self.waited += waited;
+        self.has_paused |= self.is_paused();
     }
 }
 
@@ -113,34 +140,30 @@ impl Files {
         if !proc.is_live() {
             return Err(Absence::new(Reason::NotApplicable, "a copy of /proc contains no memory"));
         }
-        let folder = proc.root().join(proc.living_thread(pid).to_string());
-        let open = |name: &str| {
-            let path = folder.join(name);
-            File::open(&path).map_err(|error| {
-                let absence = file::absence_of(&path, &error);
-                match absence.reason {
-                    Reason::NotPermitted => {
-                        absence.mend(run_as_root()).mend("run as the owner of the process")
-                    }
-                    _ => absence,
-                }
-            })
+        let thread = proc.living_thread(pid);
+        let path = |name: &str| proc.root().join(format!("{thread}/{name}"));
+        let refused = |name: &str, error: &io::Error| {
+            let absence = file::absence_of(&path(name), error);
+            match absence.reason {
+                Reason::NotPermitted => absence.mend(run_as_root()).mend("run as the owner of the process"),
+                _ => absence,
+            }
         };
-        Ok(Files { memory: open("mem")?, pagemap: open("pagemap")?, page_bytes: proc.page_bytes().max(PAGE) })
+        let memory = File::open(path("mem")).map_err(|error| refused("mem", &error))?;
+        let pages = PageMap::open(proc, thread).map_err(|error| refused("pagemap", &error))?;
+        Ok(Files { memory, pages })
     }
 
     fn pages(&self, start: u64, count: usize) -> io::Result<Vec<Page>> {
-        let page = |nth: u64| start.saturating_add(nth.saturating_mul(PAGE)) / self.page_bytes;
-        let (first, last) = (page(0), page((count as u64).saturating_sub(1)));
-        let mut entries = vec![0; 8 * (last - first + 1) as usize];
-        self.pagemap.read_exact_at(&mut entries, first * 8)?;
-        let (entries, _) = entries.as_chunks::<8>();
-        let state = |nth: u64| match PageState::of(entries[(page(nth) - first) as usize]) {
+        let states = self.pages.states(start, count)?.into_iter().map(|state| match state {
             PageState::Absent => Page::Untouched,
             PageState::Swapped => Page::Unknown,
             PageState::Resident => Page::Resident,
-        };
-        Ok((0..count as u64).map(state).collect())
+        });
+        let mut pages: Vec<Page> = states.collect();
+        // Behind the end of the address space.
+        pages.resize(count, Page::Unknown);
+        Ok(pages)
     }
 
     fn prefix(&self, address: u64, length: usize) -> Option<Vec<u8>> {
@@ -179,7 +202,7 @@ pub(super) fn lives(proc: &ProcFs, pid: i32) -> bool {
 
 /// One file at a time: a hostile one takes as much memory as `ElfFile` allows. An error if the file before is not read
 /// within some seconds.
-pub(super) fn turn() -> Measured<MutexGuard<'static, ()>> {
+fn turn() -> Measured<MutexGuard<'static, ()>> {
     static TURN: Mutex<()> = Mutex::new(());
     let patience = Instant::now() + Duration::from_secs(5);
     loop {
@@ -210,6 +233,26 @@ pub(super) fn code_of(
     };
     let file = maps::open(proc.root(), thread, &mapping)?;
     Ok((file, mapping))
+}
+
+/// Reads a mapped file of code. `read` is given by how much its addresses in memory are larger than its own.
+pub(super) fn image<T>(
+    file: File,
+    mapping: &Mapping,
+    read: impl for<'d> FnOnce(&Elf<'d, Bounded<'d>>, u64) -> Measured<T>,
+) -> Measured<T> {
+    let _turn = turn()?;
+    let file = ElfFile::new(file);
+    let elf = file.parse()?;
+    let refused =
+        |reason: Reason, what: &str| Err(Absence::new(reason, format!("{}: {what}", mapping.display_path())));
+    if !elf.facts.is_64 {
+        return refused(Reason::NotSupported, "32-bit code is not read");
+    }
+    match elf.facts.address_of_offset(mapping.offset) {
+        Some(own) => read(&elf, mapping.start.wrapping_sub(own)),
+        None => refused(Reason::Unparsable, "it is mapped outside its segments"),
+    }
 }
 
 pub(super) fn word(bytes: &[u8], at: usize) -> Option<u64> {
@@ -269,18 +312,20 @@ mod tests {
     }
 
     #[test]
-    fn a_process_whose_memory_takes_too_long_is_not_read_further() {
+    fn a_process_whose_memory_takes_too_long_is_not_read_for_some_time() {
         let mut live = Live::of(&ProcFs::live(), std::process::id() as i32);
         let value = [7u8; 64];
         let at = value.as_ptr() as u64;
         assert_eq!(live.bytes(at, 64), Some(value.to_vec()));
-        live.timed(|_| {
-            std::thread::sleep(WAITED + Duration::from_millis(100));
-            Some(())
-        });
-        assert_eq!(live.failure().map(|absence| absence.reason), Some(Reason::TooCostly));
+        assert!(!live.is_paused() && !live.has_paused());
+        // As if one read had taken an hour.
+        live.wait(Duration::from_secs(3600));
         assert_eq!((live.bytes(at, 64), live.pages(at, 1)), (None, vec![Page::Unknown]));
-        assert_eq!(live.refused().reason, Reason::TooCostly);
+        assert_eq!((live.refused().reason, live.failure()), (Reason::TooCostly, None));
+        // And as if ten hours had passed since.
+        live.patience += Duration::from_secs(3600);
+        assert_eq!(live.bytes(at, 64), Some(value.to_vec()));
+        assert!(!live.is_paused() && live.has_paused());
     }
 
     #[test]

@@ -10,33 +10,42 @@ pub(crate) mod jvm;
 mod memory;
 
 use allocwall_host::clock;
+use allocwall_host::memory::PageMap;
 use allocwall_host::proc::ProcFs;
+use allocwall_host::topology;
 use allocwall_host::worker::Worker;
 use allocwall_model::recording::{Collecting, Figure, Process, Runtime, RuntimeAccount, gained};
 use allocwall_model::units::{Absence, Interval, Measured, Reason};
+use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
+use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The most processes whose accounts are read at a time. One that ends makes room for another.
 const AT_A_TIME: usize = 16;
-/// To open an account, a program's files are read: beyond the first ones, one account in this time.
-const OPENED_EVERY_NS: u64 = 1_000_000_000;
 /// The most accounts of a window.
 const MOST: u64 = 1024;
-/// Readings of all accounts together take at most this CPU time, and this part of one CPU since the start.
-const CPU_NS: u64 = 200_000_000;
-const CPU_PART: u64 = 20;
+/// All accounts together, their opening included, take at most this CPU time, and this part of the time of all CPUs.
+const CPU_NS: u64 = 20_000_000;
+const CPU_PART: u64 = 200;
+/// Samples take at most this part of it.
+const SAMPLES_PART: u64 = 2;
+/// For the last reading of each account, its CPU time is kept free; of a costly account, a part of it.
+const KEPT_NS: u64 = CPU_NS / AT_A_TIME as u64;
 /// The time to the next sample, until the thread has published it; and if the thread is busy.
 const SOON_NS: u64 = 3_000_000;
 const LATER_NS: u64 = 40_000_000;
 /// Accounts whose samples are due within this time are sampled together.
 const TOGETHER_NS: u64 = 1_000_000;
-/// Requests to a thread that is busy. Further ones are dropped.
+/// Requests to a thread that is busy. Further ones are dropped; one of these is a sample at most.
 const QUEUED: usize = 4;
+/// Where an interpreter lock lies is believed for this time after it was read.
+const LOCK_NS: u64 = 2_000_000_000;
 /// How long the threads are waited for at the end.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// The time of the next sample, if nothing is to be sampled.
@@ -60,49 +69,161 @@ enum Job {
     Sample,
 }
 
-/// What a thread publishes.
+/// What a thread publishes. Times are nanoseconds since the start of the window.
 struct Published {
-    /// When its next sample is due, in nanoseconds since the start of the window, or `NEVER`.
+    /// When its next sample is due, or `NEVER`.
     sample_ns: AtomicU64,
-    /// CPU time of the last reading of the counters.
+    /// Whether it was asked for a sample, and has not taken it yet.
+    is_asked: AtomicBool,
+    /// CPU time of a reading of the counters: the smaller one of the last two, since one may have searched.
     cost_ns: AtomicU64,
-    /// Where CPython's interpreter lock lies.
-    lock: Mutex<Option<Range<u64>>>,
+    /// Where CPython's interpreter lock lies, and when that was read.
+    lock: Mutex<Option<(Range<u64>, u64)>>,
+    /// The program has ended. The process may execute another one, or its number may be another process's.
+    is_gone: AtomicBool,
+    /// The account can never be read.
+    has_failed: AtomicBool,
 }
 
 /// Where CPython's interpreter locks lie, by process.
 pub type PythonLocks = HashMap<i32, Range<u64>>;
 
-/// A thread that reads the account of a living process. It ends when `jobs` is dropped.
-struct Open {
+/// CPU time of all accounts together.
+struct Budget {
+    /// Online CPUs.
+    cpus: u64,
+    spent_ns: AtomicU64,
+    /// For samples alone.
+    samples_ns: AtomicU64,
+}
+
+/// A program, as long as its process executes it.
+struct Program {
     pid: i32,
+    /// Contains nothing after the program's end.
+    pages: Option<PageMap>,
+    start_ticks: Option<u64>,
+}
+
+/// A thread that reads the account of a process. It ends when its jobs do.
+struct Reading {
+    pid: i32,
+    /// In the order of their start.
+    nth: u64,
+    /// Whether it was read less often than it should have been, to limit the cost.
+    is_rare: bool,
+    thread: Worker<Read>,
+}
+
+/// The thread of a living process.
+struct Open {
     runtime: Runtime,
     jobs: SyncSender<Job>,
     published: Arc<Published>,
-    thread: Worker<Read>,
+    /// When a sample that was asked for is looked for again.
+    retry_ns: u64,
+    reading: Reading,
 }
 
 pub struct Accounts {
     /// CLOCK_MONOTONIC at the start of the window.
     start_ns: u64,
     open: Vec<Open>,
-    /// Threads of processes that have ended, or execute another program, until they finish.
-    ending: Vec<(i32, Worker<Read>)>,
-    ended: Vec<Read>,
+    /// Threads of programs that have ended, and of accounts that cannot be read, until they finish.
+    ending: Vec<Reading>,
+    ended: Vec<(u64, Read)>,
+    /// Living processes whose accounts cannot be read.
+    failed: HashMap<i32, Runtime>,
+    /// Living processes whose accounts are still to be opened.
+    unopened: HashSet<i32>,
+    living: HashSet<i32>,
     opened: u64,
     /// Which account is read first at the next tick.
     turn: usize,
-    /// CPU time of all readings.
-    spent_ns: Arc<AtomicU64>,
+    budget: Arc<Budget>,
+    kept: cpython::Kept,
 }
 
 impl Published {
-    fn set_lock(&self, lock: Option<Range<u64>>) {
+    fn new() -> Published {
+        Published {
+            sample_ns: AtomicU64::new(NEVER),
+            is_asked: AtomicBool::new(false),
+            cost_ns: AtomicU64::new(0),
+            lock: Mutex::default(),
+            is_gone: AtomicBool::new(false),
+            has_failed: AtomicBool::new(false),
+        }
+    }
+
+    fn set_lock(&self, lock: Option<(Range<u64>, u64)>) {
         *self.lock.lock().unwrap_or_else(PoisonError::into_inner) = lock;
     }
 
-    fn lock(&self) -> Option<Range<u64>> {
-        self.lock.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    fn lock(&self, now_ns: u64) -> Option<Range<u64>> {
+        let lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        lock.filter(|(_, read_ns)| now_ns.saturating_sub(*read_ns) <= LOCK_NS).map(|(lock, _)| lock)
+    }
+}
+
+impl Budget {
+    fn new() -> Budget {
+        // If their number is unknown, there is at least one.
+        let cpus = topology::online_cpus(Path::new("/sys")).map_or(1, |cpus| cpus.len() as u64);
+        Budget { cpus, spent_ns: AtomicU64::new(0), samples_ns: AtomicU64::new(0) }
+    }
+
+    fn spend(&self, job: Job, ns: u64) {
+        self.spent_ns.fetch_add(ns, Ordering::Relaxed);
+        if job == Job::Sample {
+            self.samples_ns.fetch_add(ns, Ordering::Relaxed);
+        }
+    }
+
+    /// What may be spent now.
+    fn left_ns(&self, now_ns: u64) -> u64 {
+        let all = CPU_NS.saturating_add(now_ns.saturating_mul(self.cpus) / CPU_PART);
+        all.saturating_sub(self.spent_ns.load(Ordering::Relaxed))
+    }
+
+    /// From when on samples may be taken, if this CPU time is kept for readings of counters.
+    fn samples_from_ns(&self, kept_ns: u64) -> u64 {
+        let all = self.spent_ns.load(Ordering::Relaxed).saturating_add(kept_ns);
+        let samples = self.samples_ns.load(Ordering::Relaxed).saturating_mul(SAMPLES_PART);
+        all.max(samples).saturating_sub(CPU_NS).saturating_mul(CPU_PART) / self.cpus
+    }
+}
+
+impl Program {
+    fn of(proc: &ProcFs, pid: i32) -> Program {
+        let pages = PageMap::open(proc, proc.living_thread(pid)).ok();
+        Program { pid, pages, start_ticks: start_ticks(proc, pid) }
+    }
+
+    fn still_runs(&self, proc: &ProcFs) -> bool {
+        match &self.pages {
+            Some(pages) => {
+                !matches!(pages.state(0), Err(error) if error.kind() == io::ErrorKind::UnexpectedEof)
+            }
+            None => start_ticks(proc, self.pid) == self.start_ticks,
+        }
+    }
+}
+
+fn start_ticks(proc: &ProcFs, pid: i32) -> Option<u64> {
+    proc.process_stat(pid).ok().map(|stat| stat.start_ticks)
+}
+
+impl Open {
+    fn sample_ns(&self) -> u64 {
+        match self.published.is_asked.load(Ordering::Relaxed) {
+            true => self.retry_ns,
+            false => self.published.sample_ns.load(Ordering::Relaxed),
+        }
+    }
+
+    fn cost_ns(&self) -> u64 {
+        self.published.cost_ns.load(Ordering::Relaxed)
     }
 }
 
@@ -114,190 +235,304 @@ impl Accounts {
             open: Vec::new(),
             ending: Vec::new(),
             ended: Vec::new(),
+            failed: HashMap::new(),
+            unopened: HashSet::new(),
+            living: HashSet::new(),
             opened: 0,
             turn: 0,
-            spent_ns: Arc::default(),
+            budget: Arc::new(Budget::new()),
+            kept: cpython::Kept::default(),
         }
     }
 
-    /// Opens the accounts of processes that are new, or execute another program than before.
+    /// Opens the account of a process that is new, or executes another program than before: one at each call, since its
+    /// program's files are read.
     pub fn follow(&mut self, proc: &ProcFs, processes: &[Process], alive: &[i32]) {
         self.end(alive);
-        let alive: HashSet<i32> = alive.iter().copied().collect();
-        for process in processes.iter().filter(|process| alive.contains(&process.pid)) {
+        self.unopened.clear();
+        let mut new: Vec<(&Process, &Runtime)> = Vec::new();
+        for process in processes.iter().filter(|process| self.living.contains(&process.pid)) {
             let Ok(runtime) = &process.runtime else { continue };
-            if let Some(at) = self.open.iter().position(|open| open.pid == process.pid) {
+            if let Some(at) = self.open.iter().position(|open| open.reading.pid == process.pid) {
                 if self.open[at].runtime == *runtime {
                     continue;
                 }
-                let open = self.open.swap_remove(at);
-                self.ending.push((open.pid, open.thread));
+                self.ending.push(self.open.swap_remove(at).reading);
             }
             let is_read =
                 matches!(runtime, Runtime::Cpython { .. } | Runtime::Jvm { .. } | Runtime::Go { .. });
-            if is_read && self.has_room() {
-                self.start(proc, process, runtime);
+            if is_read && self.failed.get(&process.pid) != Some(runtime) {
+                self.unopened.insert(process.pid);
+                new.push((process, runtime));
             }
+        }
+        if !self.has_room() {
+            return;
+        }
+        // One that is about to end has no memory any more.
+        let has_memory =
+            |process: &Process| proc.process_stat(process.pid).map_or(true, |stat| stat.virtual_bytes > 0);
+        if let Some((process, runtime)) = new.into_iter().find(|(process, _)| has_memory(process)) {
+            self.unopened.remove(&process.pid);
+            self.start(proc, process, runtime);
         }
     }
 
     fn has_room(&self) -> bool {
-        let so_far = (AT_A_TIME as u64 + self.now_ns() / OPENED_EVERY_NS).min(MOST);
-        self.opened < so_far && self.open.len() + self.ending.len() < AT_A_TIME
+        let may_open = self.budget.left_ns(self.now_ns()) > self.kept_ns();
+        may_open && self.opened < MOST && self.open.len() + self.ending.len() < AT_A_TIME
     }
 
     fn start(&mut self, proc: &ProcFs, process: &Process, runtime: &Runtime) {
         let (jobs, asked) = sync_channel(QUEUED);
-        let published = Arc::new(Published {
-            sample_ns: AtomicU64::new(NEVER),
-            cost_ns: AtomicU64::new(0),
-            lock: Mutex::default(),
-        });
+        let published = Arc::new(Published::new());
         let work = {
             let (proc, process, start_ns) = (proc.clone(), process.clone(), self.start_ns);
-            let (published, spent_ns) = (Arc::clone(&published), Arc::clone(&self.spent_ns));
+            let (published, budget) = (Arc::clone(&published), Arc::clone(&self.budget));
+            let kept = self.kept.clone();
             move || {
+                let program = Program::of(&proc, process.pid);
+                let account = Account::open(&proc, &process, kept);
                 let now = || clock::monotonic_ns().saturating_sub(start_ns);
-                serve(Account::open(&proc, &process), &asked, &published, &spent_ns, &now)
+                serve(account, &|| program.still_runs(&proc), &asked, &published, &budget, &now)
             }
         };
         let thread = Worker::start("reads a runtime's account", work);
-        let (pid, runtime) = (process.pid, runtime.clone());
-        self.open.push(Open { pid, runtime, jobs, published, thread });
+        let reading = Reading { pid: process.pid, nth: self.opened, is_rare: false, thread };
+        self.open.push(Open { runtime: runtime.clone(), jobs, published, retry_ns: 0, reading });
         self.opened += 1;
     }
 
-    /// Stops reading processes that have ended. They keep what was read before.
+    /// Stops reading processes that have ended, and programs. They keep what was read before.
     fn end(&mut self, alive: &[i32]) {
-        let (open, ended): (Vec<Open>, Vec<Open>) =
-            std::mem::take(&mut self.open).into_iter().partition(|open| alive.contains(&open.pid));
-        self.open = open;
-        self.ending.extend(ended.into_iter().map(|open| (open.pid, open.thread)));
-        let (finished, ending): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.ending).into_iter().partition(|(_, thread)| thread.is_finished());
+        self.living = alive.iter().copied().collect();
+        self.failed.retain(|pid, _| self.living.contains(pid));
+        for open in std::mem::take(&mut self.open) {
+            let has_failed = open.published.has_failed.load(Ordering::Relaxed);
+            if has_failed && self.living.contains(&open.reading.pid) {
+                self.failed.insert(open.reading.pid, open.runtime.clone());
+            }
+            let is_gone = open.published.is_gone.load(Ordering::Relaxed);
+            if has_failed || is_gone || !self.living.contains(&open.reading.pid) {
+                self.ending.push(open.reading);
+            } else {
+                self.open.push(open);
+            }
+        }
+        let (finished, ending): (Vec<Reading>, Vec<Reading>) =
+            std::mem::take(&mut self.ending).into_iter().partition(|reading| reading.thread.is_finished());
         self.ending = ending;
         self.ended.extend(finished.into_iter().map(outcome));
     }
 
-    /// Has the counters read. Called four times a second, and at the end of the window.
+    /// Has the counters read, as far as CPU time is left. Called four times a second.
     pub fn tick(&mut self, alive: &[i32]) {
         self.end(alive);
-        let mut left = self.left_ns();
-        for _ in 0..self.open.len() {
-            let open = &self.open[self.turn % self.open.len()];
-            // At the next tick this one is the first.
-            let Some(rest) = left.checked_sub(open.published.cost_ns.load(Ordering::Relaxed)) else { break };
-            left = rest;
-            self.turn = self.turn.wrapping_add(1);
+        self.ask(self.now_ns());
+    }
+
+    /// Has all counters read, at the end of the window.
+    pub fn last_tick(&mut self, alive: &[i32]) {
+        self.end(alive);
+        for open in &self.open {
+            // A queue that is full has such a request.
             let _ = open.jobs.try_send(Job::Tick);
         }
     }
 
+    fn ask(&mut self, now_ns: u64) {
+        let mut left_ns = self.budget.left_ns(now_ns).saturating_sub(self.kept_ns());
+        let mut left_out = None;
+        let count = self.open.len();
+        for nth in (0..count).map(|nth| (self.turn + nth) % count) {
+            let open = &mut self.open[nth];
+            let Some(rest) = left_ns.checked_sub(open.cost_ns()) else {
+                open.reading.is_rare = true;
+                left_out = left_out.or(Some(nth));
+                continue;
+            };
+            left_ns = rest;
+            let _ = open.jobs.try_send(Job::Tick);
+        }
+        // At the next tick it is the first.
+        self.turn = left_out.unwrap_or(self.turn);
+    }
+
     /// When the next sample is due (CLOCK_MONOTONIC). None if there is nothing to sample.
     pub fn next_sample_ns(&self) -> Option<u64> {
-        let due = self.open.iter().map(|open| open.published.sample_ns.load(Ordering::Relaxed)).min()?;
-        (due != NEVER && self.left_ns() > 0).then(|| self.start_ns.saturating_add(due))
+        let due = self.open.iter().map(Open::sample_ns).min().filter(|due| *due != NEVER)?;
+        Some(self.start_ns.saturating_add(due.max(self.samples_from_ns())))
     }
 
     /// Has it read whether a collector runs now, where that is due. Called up to some hundred times a second.
     pub fn sample(&mut self) {
-        let now = self.now_ns();
-        for open in &self.open {
-            let next = &open.published.sample_ns;
-            if next.load(Ordering::Relaxed) <= now + TOGETHER_NS {
-                next.store(now + SOON_NS, Ordering::Relaxed);
-                if open.jobs.try_send(Job::Sample).is_err() {
-                    next.store(now + LATER_NS, Ordering::Relaxed);
-                }
+        let (now, from) = (self.now_ns(), self.samples_from_ns());
+        for open in &mut self.open {
+            let due = open.sample_ns();
+            if due > now + TOGETHER_NS {
+                continue;
+            }
+            // The first one is due at once.
+            open.reading.is_rare |= due > 0 && from > due.saturating_add(LATER_NS);
+            if open.published.is_asked.swap(true, Ordering::Relaxed) {
+                open.retry_ns = now + LATER_NS;
+                continue;
+            }
+            open.retry_ns = now + SOON_NS;
+            if open.jobs.try_send(Job::Sample).is_err() {
+                open.published.is_asked.store(false, Ordering::Relaxed);
+                open.published.sample_ns.store(now + LATER_NS, Ordering::Relaxed);
             }
         }
     }
 
     /// Where the interpreter locks of the living processes lie, as far as it is known.
     pub fn python_locks(&self) -> PythonLocks {
-        self.open.iter().filter_map(|open| Some((open.pid, open.published.lock()?))).collect()
+        let now = self.now_ns();
+        let locks = self.open.iter().filter_map(|open| Some((open.reading.pid, open.published.lock(now)?)));
+        locks.collect()
     }
 
     fn now_ns(&self) -> u64 {
         clock::monotonic_ns().saturating_sub(self.start_ns)
     }
 
-    /// The CPU time that readings may take now.
-    fn left_ns(&self) -> u64 {
-        (CPU_NS + self.now_ns() / CPU_PART).saturating_sub(self.spent_ns.load(Ordering::Relaxed))
+    /// CPU time for the last reading of each account.
+    fn kept_ns(&self) -> u64 {
+        self.open.iter().map(|open| open.cost_ns().min(KEPT_NS)).sum()
+    }
+
+    /// A reading of the counters comes before a sample, and the last one is kept as well.
+    fn samples_from_ns(&self) -> u64 {
+        self.budget.samples_from_ns(2 * self.kept_ns())
     }
 
     pub fn finish(mut self) -> (Vec<RuntimeAccount>, Vec<Collecting>) {
-        let living: Vec<(i32, Worker<Read>)> =
-            self.open.drain(..).map(|open| (open.pid, open.thread)).collect();
+        // Without jobs the threads end.
+        let mut readings: Vec<Reading> = self.open.drain(..).map(|open| open.reading).collect();
+        readings.append(&mut self.ending);
         let until = Instant::now() + PATIENCE;
-        let busy = || living.iter().chain(&self.ending).any(|(_, thread)| !thread.is_finished());
-        while busy() && Instant::now() < until {
+        while readings.iter().any(|reading| !reading.thread.is_finished()) && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(1));
         }
-        let mut all: Vec<Read> = living.into_iter().map(outcome).collect();
-        let mut ended = self.ended;
-        ended.extend(self.ending.into_iter().map(outcome));
-        // Short-lived children that were not read add nothing.
-        let was_read = |(account, _): &Read| account.over_ns > 0;
-        if !all.is_empty() || ended.iter().any(was_read) {
-            ended.retain(was_read);
-        }
-        all.extend(ended);
-        // Of programs that ran one after the other in one process, or with its number, the living one.
+        let mut all = self.ended;
+        all.extend(readings.into_iter().map(outcome));
+        // Of programs that ran one after the other in one process, or with its number, the last one.
+        all.sort_by_key(|(nth, _)| Reverse(*nth));
         let mut seen = HashSet::new();
-        all.retain(|(account, _)| seen.insert(account.pid));
-        let (accounts, spans): (Vec<RuntimeAccount>, Vec<Vec<Collecting>>) = all.into_iter().unzip();
+        all.retain(|(_, (account, _))| seen.insert(account.pid));
+        // Short-lived children that were not read add nothing.
+        let counts =
+            |(_, (account, _)): &(u64, Read)| account.over_ns > 0 || self.living.contains(&account.pid);
+        if all.iter().any(counts) {
+            all.retain(counts);
+        }
+        let (mut accounts, spans): (Vec<RuntimeAccount>, Vec<Vec<Collecting>>) =
+            all.into_iter().map(|(_, read)| read).unzip();
+        let mut unopened: Vec<i32> = self.unopened.into_iter().filter(|pid| !seen.contains(pid)).collect();
+        unopened.sort_unstable();
+        accounts.extend(unopened.into_iter().map(|pid| absent(pid, METHOD, &not_opened())));
         (accounts, spans.concat())
     }
 }
 
+const METHOD: &str = "a runtime's account";
+
+fn not_opened() -> Absence {
+    let detail = format!(
+        "not opened, to limit the cost: one account is opened at a time, and at most {AT_A_TIME} are read together"
+    );
+    Absence::new(Reason::TooCostly, detail)
+}
+
 /// What a thread has read. One that is still busy is left alone.
-fn outcome((pid, thread): (i32, Worker<Read>)) -> Read {
+fn outcome(reading: Reading) -> (u64, Read) {
+    let Reading { pid, nth, is_rare, thread } = reading;
     let read = if thread.is_finished() {
         thread.finish()
     } else {
         let detail = format!("a page or a file of process {pid} was not read in time");
         Err(Absence::new(Reason::TooCostly, detail))
     };
-    read.unwrap_or_else(|absence| (absent(pid, "a runtime's account", &absence), Vec::new()))
+    let (mut account, spans) = read.unwrap_or_else(|absence| (absent(pid, METHOD, &absence), Vec::new()));
+    if is_rare {
+        read_rarely(&mut account);
+    }
+    (nth, (account, spans))
 }
 
-/// Reads an account until the window, or the process, ends.
+/// What is missing in an account that was read less often than it should have been is missing for its cost.
+fn read_rarely(account: &mut RuntimeAccount) {
+    account.method.push_str("; read less often, to limit the cost");
+    let absences = [
+        account.stopped_ns.as_mut().err(),
+        account.collections.as_mut().err(),
+        account.collector_cpu_ns.as_mut().err(),
+        account.allocated_bytes.as_mut().err(),
+    ];
+    for absence in absences.into_iter().flatten().filter(|absence| absence.reason == Reason::TooLittle) {
+        absence.reason = Reason::TooCostly;
+        absence.detail.push_str("; it was read less often, to limit the cost");
+    }
+}
+
+/// Reads an account until the window, or the program, ends. All CPU time of the thread counts.
 fn serve(
     mut account: Account,
+    still_runs: &dyn Fn() -> bool,
     jobs: &Receiver<Job>,
     published: &Published,
-    spent_ns: &AtomicU64,
+    budget: &Budget,
     now: &dyn Fn() -> u64,
 ) -> Read {
-    // The first reading may search in files. It is bounded by itself, and not part of the CPU time of readings.
+    // Opening an account, and its first reading, may search in files.
     account.tick(now);
-    published.set_lock(account.lock());
-    published.sample_ns.store(account.next_sample_ns(), Ordering::Relaxed);
-    for job in jobs {
-        let before = clock::thread_cpu_ns();
+    let mut spent = clock::thread_cpu_ns();
+    budget.spend(Job::Tick, spent);
+    let mut last_cost = NEVER;
+    published.set_lock(account.lock().map(|lock| (lock, now())));
+    loop {
+        published.sample_ns.store(account.next_sample_ns(), Ordering::Relaxed);
+        if account.has_failed() {
+            published.has_failed.store(true, Ordering::Relaxed);
+            break;
+        }
+        let Ok(job) = jobs.recv() else { break };
         match job {
+            Job::Tick if !still_runs() => {
+                published.set_lock(None);
+                published.is_gone.store(true, Ordering::Relaxed);
+                break;
+            }
             Job::Tick => account.tick(now),
             Job::Sample => account.sample(now()),
         }
-        let cost = clock::thread_cpu_ns().saturating_sub(before);
-        spent_ns.fetch_add(cost, Ordering::Relaxed);
-        if job == Job::Tick {
-            published.cost_ns.store(cost, Ordering::Relaxed);
-            published.set_lock(account.lock());
+        let before = std::mem::replace(&mut spent, clock::thread_cpu_ns());
+        let cost = spent.saturating_sub(before);
+        budget.spend(job, cost);
+        match job {
+            Job::Tick => {
+                let last = std::mem::replace(&mut last_cost, cost);
+                published.cost_ns.store(cost.min(last), Ordering::Relaxed);
+                published.set_lock(account.lock().map(|lock| (lock, now())));
+            }
+            Job::Sample => published.is_asked.store(false, Ordering::Relaxed),
         }
-        published.sample_ns.store(account.next_sample_ns(), Ordering::Relaxed);
     }
-    account.finish()
+    let has_paused = account.has_paused();
+    let (mut read, spans) = account.finish();
+    if has_paused {
+        read.method.push_str("; reading paused, as the process's memory did not answer in time");
+    }
+    (read, spans)
 }
 
 impl Account {
-    fn open(proc: &ProcFs, process: &Process) -> Account {
+    fn open(proc: &ProcFs, process: &Process, kept: cpython::Kept) -> Account {
         match &process.runtime {
             Ok(Runtime::Jvm { .. }) => Account::Jvm(jvm::Account::open(proc, process)),
             Ok(Runtime::Go { .. }) => Account::Go(go::Account::open(proc, process)),
-            _ => Account::Cpython(cpython::Account::open(proc, process)),
+            _ => Account::Cpython(cpython::Account::open(proc, process, kept)),
         }
     }
 
@@ -329,6 +564,24 @@ impl Account {
         match self {
             Account::Cpython(account) => account.next_sample_ns().unwrap_or(NEVER),
             Account::Jvm(_) | Account::Go(_) => NEVER,
+        }
+    }
+
+    /// Whether it can never be read.
+    fn has_failed(&self) -> bool {
+        match self {
+            Account::Cpython(account) => account.has_failed(),
+            Account::Jvm(account) => account.has_failed(),
+            Account::Go(account) => account.has_failed(),
+        }
+    }
+
+    /// Whether reading has ever paused.
+    fn has_paused(&self) -> bool {
+        match self {
+            Account::Cpython(account) => account.has_paused(),
+            Account::Jvm(account) => account.has_paused(),
+            Account::Go(account) => account.has_paused(),
         }
     }
 
@@ -386,52 +639,119 @@ mod tests {
         process(pid, Runtime::Go { version: None })
     }
 
+    /// Its account is looked for again and again.
+    fn jvm(pid: i32) -> Process {
+        process(pid, Runtime::Jvm { version: None })
+    }
+
     fn accounts() -> (tempfile::TempDir, ProcFs, Accounts) {
         let dir = tempfile::tempdir().unwrap();
         let proc = ProcFs::at(dir.path());
         (dir, proc, Accounts::new(clock::monotonic_ns()))
     }
 
+    fn budget(cpus: u64) -> Budget {
+        Budget { cpus, spent_ns: AtomicU64::new(0), samples_ns: AtomicU64::new(0) }
+    }
+
     fn pids(accounts: &Accounts) -> Vec<i32> {
-        accounts.open.iter().map(|open| open.pid).collect()
+        accounts.open.iter().map(|open| open.reading.pid).collect()
+    }
+
+    /// What was read for so long, or could not be read.
+    fn read(pid: i32, over_ns: u64) -> Read {
+        (RuntimeAccount { over_ns, ..absent(pid, "", &read_once()) }, Vec::new())
+    }
+
+    fn reading(pid: i32) -> Reading {
+        let thread = Worker::start("does nothing", move || read(pid, 0));
+        Reading { pid, nth: 0, is_rare: false, thread }
+    }
+
+    /// An account whose readings take this CPU time, and what it is asked for.
+    fn costly(pid: i32, cost_ns: u64) -> (Open, Receiver<Job>) {
+        let (jobs, asked) = sync_channel(QUEUED);
+        let published = Published { cost_ns: AtomicU64::new(cost_ns), ..Published::new() };
+        published.sample_ns.store(0, Ordering::Relaxed);
+        let (runtime, published) = (Runtime::Go { version: None }, Arc::new(published));
+        (Open { runtime, jobs, published, retry_ns: 0, reading: reading(pid) }, asked)
     }
 
     #[test]
     fn a_process_that_ends_makes_room_for_another() {
         let (_dir, proc, mut accounts) = accounts();
-        let processes: Vec<Process> = (1..=40).map(go).collect();
+        accounts.budget = Arc::new(budget(1 << 30));
+        let processes: Vec<Process> = (1..=40).map(jvm).collect();
         let alive: Vec<i32> = (1..=40).collect();
-        accounts.follow(&proc, &processes, &alive);
-        accounts.follow(&proc, &processes, &alive);
-        assert_eq!(pids(&accounts), (1..=16).collect::<Vec<i32>>());
+        for nth in 1..20i32 {
+            accounts.follow(&proc, &processes, &alive);
+            assert_eq!(pids(&accounts), (1..=nth.min(16)).collect::<Vec<i32>>(), "one at a time");
+        }
         accounts.tick(&alive);
         // Later, half of them have ended.
         let patience = Instant::now() + Duration::from_secs(10);
         while accounts.ended.len() < 8 && Instant::now() < patience {
-            accounts.tick(&alive[8..]);
+            accounts.end(&alive[8..]);
         }
-        accounts.start_ns = clock::monotonic_ns() - 3 * OPENED_EVERY_NS;
-        accounts.follow(&proc, &processes, &alive[8..]);
-        assert_eq!(pids(&accounts), (9..=19).collect::<Vec<i32>>(), "one more in each second");
+        for _ in 0..3 {
+            accounts.follow(&proc, &processes, &alive[8..]);
+        }
+        assert_eq!(pids(&accounts), (9..=19).collect::<Vec<i32>>());
         let (accounts, spans) = accounts.finish();
         let mut of: Vec<i32> = accounts.iter().map(|account| account.pid).collect();
         of.sort_unstable();
-        assert_eq!(of, (9..=19).collect::<Vec<i32>>(), "the ended ones were not read");
+        assert_eq!(of, (9..=40).collect::<Vec<i32>>(), "the ended ones were not read");
         assert!(accounts.iter().all(|account| account.collections.is_err()) && spans.is_empty());
+        // There was no room for the last ones.
+        let reason = |pid: i32| {
+            let account = accounts.iter().find(|account| account.pid == pid).unwrap();
+            account.collections.as_ref().unwrap_err().reason
+        };
+        assert_eq!((reason(20), reason(40)), (Reason::TooCostly, Reason::TooCostly));
+        assert_ne!(reason(19), Reason::TooCostly);
     }
 
     #[test]
     fn another_program_has_another_account() {
         let (_dir, proc, mut accounts) = accounts();
+        accounts.open.push(costly(7, 0).0);
         accounts.follow(&proc, &[go(7)], &[7]);
-        accounts.follow(&proc, &[go(7)], &[7]);
-        assert_eq!(accounts.opened, 1);
-        let jvm = Runtime::Jvm { version: None };
-        accounts.follow(&proc, &[process(7, jvm.clone())], &[7]);
-        assert_eq!((accounts.opened, &accounts.open[0].runtime), (2, &jvm));
+        assert_eq!((accounts.opened, pids(&accounts)), (0, vec![7]));
+        accounts.follow(&proc, &[jvm(7)], &[7]);
+        assert_eq!((accounts.opened, &accounts.open[0].runtime), (1, &Runtime::Jvm { version: None }));
+        // The same runtime once more: the thread has noticed it.
+        accounts.open[0].published.is_gone.store(true, Ordering::Relaxed);
+        accounts.follow(&proc, &[jvm(7)], &[7]);
+        assert_eq!((accounts.opened, pids(&accounts)), (2, vec![7]));
         accounts.follow(&proc, &[process(7, Runtime::Native)], &[7]);
         assert!(accounts.open.is_empty());
         assert_eq!(accounts.finish().0.len(), 1);
+    }
+
+    #[test]
+    fn of_two_programs_that_have_ended_the_last_one_is_kept() {
+        let (_dir, _proc, mut accounts) = accounts();
+        accounts.ended = vec![(0, read(7, 5)), (2, read(7, 9)), (1, read(8, 3)), (3, read(9, 0))];
+        let (mut accounts, _) = accounts.finish();
+        accounts.sort_by_key(|account| account.pid);
+        let kept: Vec<(i32, u64)> = accounts.iter().map(|account| (account.pid, account.over_ns)).collect();
+        assert_eq!(kept, [(7, 9), (8, 3)]);
+    }
+
+    #[test]
+    fn an_account_that_cannot_be_read_makes_room_and_keeps_its_reason() {
+        let (_dir, proc, mut accounts) = accounts();
+        accounts.follow(&proc, &[go(7)], &[7]);
+        let patience = Instant::now() + Duration::from_secs(10);
+        while accounts.failed.is_empty() && Instant::now() < patience {
+            accounts.tick(&[7]);
+        }
+        accounts.follow(&proc, &[go(7)], &[7]);
+        assert_eq!((accounts.opened, accounts.open.len(), accounts.unopened.len()), (1, 0, 0));
+        accounts.ended.push((8, read(8, 5)));
+        let (accounts, _) = accounts.finish();
+        let failed = accounts.iter().find(|account| account.pid == 7).unwrap();
+        assert_eq!(failed.collections.as_ref().unwrap_err().reason, Reason::NotApplicable);
     }
 
     #[test]
@@ -444,37 +764,128 @@ mod tests {
         assert_eq!(accounts[0].collections.as_ref().unwrap_err().reason, Reason::NotApplicable);
     }
 
-    /// An account whose readings take this CPU time, and what it is asked for.
-    fn costly(pid: i32, cost_ns: u64) -> (Open, Receiver<Job>) {
-        let (jobs, asked) = sync_channel(QUEUED);
-        let cost_ns = AtomicU64::new(cost_ns);
-        let published = Arc::new(Published { sample_ns: AtomicU64::new(0), cost_ns, lock: Mutex::default() });
-        let thread = Worker::start("does nothing", move || (absent(pid, "", &read_once()), Vec::new()));
-        (Open { pid, runtime: Runtime::Go { version: None }, jobs, published, thread }, asked)
-    }
-
     #[test]
     fn accounts_take_turns_when_cpu_time_is_short() {
         let (_dir, _proc, mut accounts) = accounts();
+        accounts.budget = Arc::new(budget(1));
         let alive = [0, 1, 2, 3];
         let (open, asked): (Vec<Open>, Vec<Receiver<Job>>) =
-            alive.iter().map(|pid| costly(*pid, CPU_NS * 3 / 10)).unzip();
+            alive.iter().map(|pid| costly(*pid, CPU_NS / 5)).unzip();
         accounts.open = open;
         let jobs = || -> Vec<usize> { asked.iter().map(|asked| asked.try_iter().count()).collect() };
         for expected in [[1, 1, 1, 0], [1, 1, 0, 1], [1, 0, 1, 1]] {
-            accounts.start_ns = clock::monotonic_ns();
-            accounts.tick(&alive);
+            accounts.ask(0);
             assert_eq!(jobs(), expected);
         }
+        let rare: Vec<bool> = accounts.open.iter().map(|open| open.reading.is_rare).collect();
+        assert_eq!(rare, [false, true, true, true]);
         assert_eq!(accounts.next_sample_ns(), Some(accounts.start_ns));
         accounts.sample();
         assert_eq!(jobs(), [1; 4]);
         // Until the threads have answered.
         let next = accounts.next_sample_ns().unwrap();
         assert!(next >= accounts.start_ns + SOON_NS);
-        accounts.spent_ns.store(u64::MAX / 2, Ordering::Relaxed);
-        accounts.tick(&alive);
-        assert_eq!((jobs(), accounts.next_sample_ns()), (vec![0; 4], None));
+        accounts.budget.spend(Job::Tick, u64::MAX / 2);
+        accounts.ask(0);
+        assert_eq!((jobs(), accounts.next_sample_ns().map(|at| at > u64::MAX / 4)), (vec![0; 4], Some(true)));
+        // The last reading is made in any case.
+        accounts.last_tick(&alive);
+        assert_eq!(jobs(), [1; 4]);
+    }
+
+    #[test]
+    fn a_costly_account_does_not_hold_up_the_others() {
+        let (_dir, _proc, mut accounts) = accounts();
+        accounts.budget = Arc::new(budget(1));
+        let costs = [CPU_NS * 10, CPU_NS / 100, CPU_NS / 100];
+        let (open, asked): (Vec<Open>, Vec<Receiver<Job>>) =
+            (0..).zip(costs).map(|(pid, cost)| costly(pid, cost)).unzip();
+        accounts.open = open;
+        for _ in 0..3 {
+            accounts.ask(0);
+            let jobs: Vec<usize> = asked.iter().map(|asked| asked.try_iter().count()).collect();
+            assert_eq!(jobs, [0, 1, 1]);
+        }
+        let rare: Vec<bool> = accounts.open.iter().map(|open| open.reading.is_rare).collect();
+        assert_eq!(rare, [true, false, false]);
+    }
+
+    #[test]
+    fn all_readings_take_half_a_percent_of_the_cpus_and_samples_half_of_it() {
+        const S: u64 = 1_000_000_000;
+        let budget = budget(2);
+        assert_eq!((budget.left_ns(0), budget.left_ns(S)), (20_000_000, 30_000_000));
+        assert_eq!((budget.samples_from_ns(0), budget.samples_from_ns(30_000_000)), (0, S));
+        budget.spend(Job::Sample, 15_000_000);
+        assert_eq!((budget.left_ns(0), budget.samples_from_ns(0)), (5_000_000, S));
+        budget.spend(Job::Tick, 25_000_000);
+        assert_eq!(
+            (budget.left_ns(S), budget.left_ns(3 * S), budget.samples_from_ns(0)),
+            (0, 10_000_000, 2 * S)
+        );
+    }
+
+    #[test]
+    fn an_account_that_was_read_rarely_says_so() {
+        let unparsable = Err(Absence::new(Reason::Unparsable, "malformed"));
+        let thread = Worker::start("does nothing", move || {
+            (RuntimeAccount { stopped_ns: unparsable, ..read(7, 0).0 }, Vec::new())
+        });
+        while !thread.is_finished() {
+            std::thread::yield_now();
+        }
+        let (_, (account, _)) = outcome(Reading { pid: 7, nth: 0, is_rare: true, thread });
+        assert!(account.method.ends_with("to limit the cost"), "{}", account.method);
+        assert_eq!(account.collections.unwrap_err().reason, Reason::TooCostly);
+        assert_eq!(account.stopped_ns.unwrap_err().reason, Reason::Unparsable);
+    }
+
+    #[test]
+    fn a_lock_is_believed_for_some_time() {
+        let published = Published::new();
+        assert_eq!(published.lock(0), None);
+        published.set_lock(Some((8..16, 5)));
+        assert_eq!((published.lock(5 + LOCK_NS), published.lock(6 + LOCK_NS)), (Some(8..16), None));
+    }
+
+    #[test]
+    fn reading_ends_with_the_program() {
+        let (_dir, proc, _) = accounts();
+        for runs in [true, false] {
+            let (jobs, asked) = sync_channel(QUEUED);
+            jobs.try_send(Job::Tick).unwrap();
+            drop(jobs);
+            let (published, budget) = (Published::new(), budget(1));
+            let account = Account::open(&proc, &jvm(7), cpython::Kept::default());
+            let (account, _) = serve(account, &|| runs, &asked, &published, &budget, &|| 0);
+            assert!(account.collections.is_err() && budget.spent_ns.load(Ordering::Relaxed) > 0);
+            assert_eq!(published.is_gone.load(Ordering::Relaxed), !runs);
+            assert!(!published.has_failed.load(Ordering::Relaxed));
+        }
+    }
+
+    #[test]
+    fn a_program_ends_with_exec() {
+        use std::io::{Read, Write};
+        use std::process::{Command, Stdio};
+        let mut child = Command::new("sh")
+            .args(["-c", "read line; exec cat"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (proc, pid) = (ProcFs::live(), child.id() as i32);
+        let program = Program::of(&proc, pid);
+        assert!(program.still_runs(&proc));
+        let (mut to, mut from) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        to.write_all(b"first\nsecond\n").unwrap();
+        let mut echo = [0; 7];
+        from.read_exact(&mut echo).unwrap();
+        assert_eq!(&echo, b"second\n");
+        assert!(!program.still_runs(&proc) && memory::lives(&proc, pid));
+        assert!(Program::of(&proc, pid).still_runs(&proc));
+        drop(to);
+        child.wait().unwrap();
     }
 
     #[test]
@@ -483,9 +894,9 @@ mod tests {
         let (stop, stopped) = sync_channel::<()>(0);
         let thread = Worker::start("waits", move || {
             let _ = stopped.recv();
-            (absent(7, "", &read_once()), Vec::new())
+            read(7, 0)
         });
-        accounts.ending.push((7, thread));
+        accounts.ending.push(Reading { thread, ..reading(7) });
         accounts.tick(&[]);
         let (accounts, _) = accounts.finish();
         assert_eq!(accounts[0].collections.as_ref().unwrap_err().reason, Reason::TooCostly);

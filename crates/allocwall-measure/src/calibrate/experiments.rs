@@ -4,13 +4,14 @@ use super::Bench;
 use allocwall_host::libc_malloc::MallocChild;
 use allocwall_host::memory::{self, AnonymousMapping, HUGE, PAGE, Pages};
 use allocwall_host::perf::SelfSampler;
-use allocwall_host::topology::{Pinned, Relation};
+use allocwall_host::topology::{self, Pinned, Relation};
 use allocwall_model::catalogue::advice::CALIBRATE_UNDISTURBED;
 use allocwall_model::catalogue::prices;
 use allocwall_model::units::{Absence, Measured, Reason};
 use std::collections::VecDeque;
 use std::hint::black_box;
 use std::io::{Read, Write};
+use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -164,7 +165,7 @@ fn time_huge(mapping: &mut AnonymousMapping) -> Measured<f64> {
             Reason::TooLittle,
             format!("the kernel provided no huge page: 2 MiB took {faults} faults (memory is fragmented)"),
         )
-        .mend("echo 1 > /proc/sys/vm/compact_memory, as root; then allocwall calibrate --fresh")),
+        .mend("echo 1 | sudo tee /proc/sys/vm/compact_memory; then allocwall calibrate --fresh")),
     }
 }
 
@@ -395,7 +396,34 @@ fn loads(bench: &Bench) -> Vec<Experiment> {
             room.and_then(|()| bench.huge.clone()).and_then(|()| chase(Pages::Huge)),
         )
         .alone(),
+        Experiment::new(&[prices::LOAD_OTHER_NODE], other_node(bench).and_then(|node| chase_on(bench, node)))
+            .alone(),
     ]
+}
+
+/// The first node with memory that is not the node of the CPU of the experiments.
+fn other_node(bench: &Bench) -> Measured<u32> {
+    let topology = bench.topology.clone()?;
+    let own = topology.cpus.iter().find(|cpu| cpu.id == bench.cpu).map(|cpu| cpu.node);
+    let nodes = topology::memory_nodes(Path::new("/sys"))?;
+    nodes.into_iter().find(|node| Some(*node) != own).ok_or_else(|| {
+        Absence::new(Reason::NotApplicable, "no other NUMA node than the one of these CPUs has memory")
+    })
+}
+
+/// As `chase`, in memory of this node.
+fn chase_on(bench: &Bench, node: u32) -> Measured<Repetition> {
+    room_for(bench, 3 * LOAD_REGION)?;
+    // The kernel ends processes if a node that memory is bound to is full.
+    let free = topology::free_bytes(Path::new("/sys"), node)?;
+    if free < 4 * LOAD_REGION as u64 {
+        let detail = format!("NUMA node {node} has only {} MiB of free memory", free >> 20);
+        return Err(Absence::new(Reason::TooLittle, detail));
+    }
+    let mut region = AnonymousMapping::new(LOAD_REGION, Pages::Small)?;
+    region.bind(node).map_err(|error| Absence::new(Reason::NotPermitted, format!("mbind: {error}")))?;
+    link(region.words());
+    Ok(chase_in(region))
 }
 
 /// At most a quarter of the free memory: a calibration must not push other processes into reclaim.
@@ -427,16 +455,20 @@ fn chase(pages: Pages) -> Measured<Repetition> {
             Reason::TooLittle,
             format!("{} of {} MiB are on huge pages", huge >> 20, LOAD_REGION >> 20),
         )
-        .mend("echo 1 > /proc/sys/vm/compact_memory, as root; then allocwall calibrate --fresh"));
+        .mend("echo 1 | sudo tee /proc/sys/vm/compact_memory; then allocwall calibrate --fresh"));
     }
+    Ok(chase_in(region))
+}
+
+fn chase_in(mut region: AnonymousMapping) -> Repetition {
     let mut at = 0;
-    Ok(Box::new(move |_| {
+    Box::new(move |_| {
         let words = region.words();
         at = follow(words, at, LOADS_WARM);
         let start = Instant::now();
         at = follow(words, at, LOADS);
         Ok(vec![start.elapsed().as_nanos() as f64 / LOADS as f64])
-    }))
+    })
 }
 
 const WORDS_A_LINE: usize = 8;
@@ -661,7 +693,6 @@ impl IdleMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use allocwall_host::topology;
 
     #[test]
     fn the_chain_visits_every_line_once() {

@@ -128,6 +128,16 @@ impl Family {
         self.members.get(&pid).map(|member| member.image)
     }
 
+    /// The process whose memory a member that has ended had in common: the one that it was forked from, as long as that
+    /// one lives and has neither executed nor mapped other code since. Else the member itself: the number may belong to
+    /// another process by now.
+    pub fn origin_of(&self, pid: i32) -> i32 {
+        let Some(image) = self.image_of(pid) else { return pid };
+        let origin = self.image(image).space.pid;
+        let shares_it = self.image_of(origin) == Some(image) && !self.ended.contains_key(&origin);
+        if shares_it { origin } else { pid }
+    }
+
     /// The runtime of a process, if it is known.
     pub fn runtime(&self, pid: i32) -> Option<&Runtime> {
         let at = *self.listing.index.get(&pid)?;
@@ -539,5 +549,6 @@ pub(super) fn unseen(pid: i32, why: &str) -> Process {
         environment: Vec::new(),
         thp_disabled: Err(absence.clone()),
         secure_exec: Err(absence),
+        ended: false,
     }
 }

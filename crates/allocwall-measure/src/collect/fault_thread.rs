@@ -6,12 +6,15 @@ use allocwall_host::proc::ProcFs;
 use allocwall_host::worker::Worker;
 use allocwall_model::catalogue::owners::Owner;
 use allocwall_model::recording::Runtime;
+use allocwall_model::units::{Absence, Measured, Reason, thousands};
 use std::collections::HashMap;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel};
 use std::time::Duration;
 
 /// How long the window waits for the answers of one read of the rings. Twice the time that a look-up may take.
 const PATIENCE: Duration = Duration::from_millis(20);
+/// If at most one fault in so many was not looked up, the others show the shares of all.
+const FEW: u64 = 20;
 
 /// The faults of one read of the rings.
 struct Asked {
@@ -22,15 +25,20 @@ struct Asked {
     forget: bool,
 }
 
-/// The owners, by index of the sample.
-type Answer = Vec<(u32, Owner)>;
+struct Answer {
+    /// By index of the sample.
+    owners: Vec<(u32, Owner)>,
+    /// Why some are left out: the first reason so far.
+    missing: Option<Absence>,
+}
 
 struct Thread {
     asked: SyncSender<Asked>,
     answers: Receiver<Answer>,
     /// An answer that came too late is still to come: nothing else is asked before.
     late: bool,
-    _worker: Worker<()>,
+    /// None after its end was noticed.
+    worker: Option<Worker<()>>,
 }
 
 #[derive(Default)]
@@ -38,6 +46,11 @@ pub struct FaultThread {
     pending: Vec<Fault>,
     forget: bool,
     thread: Option<Thread>,
+    /// Faults so far.
+    asked: u64,
+    answered: u64,
+    /// Why some have no answer: the first reason.
+    why: Option<Absence>,
 }
 
 impl FaultThread {
@@ -50,7 +63,7 @@ impl FaultThread {
         self.forget = true;
     }
 
-    /// Looks up the faults that were added, and passes on the owner of each sample that has one. Nothing, if the answer
+    /// Looks up the faults that were added, and passes on the owner of each sample that was looked up: none, if the answer
     /// does not come in time.
     pub fn look_up<'a>(
         &mut self,
@@ -66,12 +79,32 @@ impl FaultThread {
             .iter()
             .filter_map(|fault| Some((fault.pid, runtime(fault.pid)?.clone())))
             .collect::<HashMap<i32, Runtime>>();
-        let forget = std::mem::take(&mut self.forget);
         let thread = self.thread.get_or_insert_with(Thread::start);
-        let asked = Asked { proc: proc.clone(), faults, runtimes, forget };
-        for (sample, owner) in thread.ask(asked) {
-            found(sample, owner);
+        self.asked += faults.len() as u64;
+        let sent = thread.send(Asked { proc: proc.clone(), faults, runtimes, forget: self.forget });
+        // A thread that is late has not got it, and must forget at the next question.
+        self.forget &= sent.is_err();
+        let why = match sent.and_then(|()| thread.answer()) {
+            Ok(Answer { owners, missing }) => {
+                self.answered += owners.len() as u64;
+                owners.into_iter().for_each(|(sample, owner)| found(sample, owner));
+                missing
+            }
+            Err(absence) => Some(absence),
+        };
+        self.why = self.why.take().or(why);
+    }
+
+    /// Why the faults without an answer are too many to be ignored.
+    pub fn missing(&self) -> Option<Absence> {
+        let without = self.asked - self.answered;
+        if without * FEW <= self.asked {
+            return None;
         }
+        let (number, all) = (thousands(without), thousands(self.asked));
+        let why = self.why.clone().unwrap_or_else(too_late);
+        let detail = format!("the owner of {number} of {all} sampled page faults is unknown: {}", why.detail);
+        Some(Absence { detail, ..why })
     }
 }
 
@@ -88,75 +121,169 @@ impl Thread {
                 for fault in some {
                     faults.add(fault);
                 }
-                let mut owners = Answer::new();
+                let mut owners = Vec::new();
                 let runtime = |pid| runtimes.get(&pid);
                 faults.look_up(&proc, runtime, |sample, owner| owners.push((sample, owner)));
-                if answer.send(owners).is_err() {
+                let missing = faults.missing().cloned();
+                if answer.send(Answer { owners, missing }).is_err() {
                     return;
                 }
             }
         };
-        Thread { asked, answers, late: false, _worker: Worker::start("looks up faults", work) }
+        Thread { asked, answers, late: false, worker: Some(Worker::start("looks up faults", work)) }
     }
 
-    /// Empty if the thread is not there, or does not answer in time.
-    fn ask(&mut self, asked: Asked) -> Answer {
+    /// # Errors
+    /// The thread has not got the question: it has ended, or still works at an earlier one.
+    fn send(&mut self, asked: Asked) -> Measured<()> {
         if self.late {
             match self.answers.try_recv() {
                 Ok(_) => self.late = false,
-                Err(TryRecvError::Empty | TryRecvError::Disconnected) => return Answer::new(),
+                Err(TryRecvError::Empty) => return Err(too_late()),
+                Err(TryRecvError::Disconnected) => return Err(self.ended()),
             }
         }
-        if self.asked.try_send(asked).is_err() {
-            return Answer::new();
-        }
-        self.answers.recv_timeout(PATIENCE).unwrap_or_else(|why| {
-            self.late = why == RecvTimeoutError::Timeout;
-            Answer::new()
+        self.asked.try_send(asked).map_err(|why| match why {
+            TrySendError::Full(_) => too_late(),
+            TrySendError::Disconnected(_) => self.ended(),
         })
     }
+
+    /// # Errors
+    /// The thread has ended, or does not answer in time.
+    fn answer(&mut self) -> Measured<Answer> {
+        self.answers.recv_timeout(PATIENCE).map_err(|why| match why {
+            RecvTimeoutError::Timeout => {
+                self.late = true;
+                too_late()
+            }
+            RecvTimeoutError::Disconnected => self.ended(),
+        })
+    }
+
+    fn ended(&mut self) -> Absence {
+        let why = self.worker.take().and_then(|worker| worker.finish().err());
+        why.unwrap_or_else(|| Absence::new(Reason::Vanished, "the thread that looks up faults has ended"))
+    }
+}
+
+fn too_late() -> Absence {
+    let detail = format!("the target's memory was not read within {} ms", PATIENCE.as_millis());
+    Absence::new(Reason::TooCostly, detail)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::faults::Source;
     use super::*;
+    use allocwall_host::perf::REGISTERS;
 
-    fn asked() -> Asked {
-        Asked { proc: ProcFs::live(), faults: Vec::new(), runtimes: HashMap::new(), forget: false }
+    fn answer(sample: u32, owner: Owner) -> Answer {
+        Answer { owners: vec![(sample, owner)], missing: None }
     }
 
     /// A thread whose answers the test gives.
     fn by_hand() -> (Thread, Receiver<Asked>, SyncSender<Answer>) {
         let (asked, questions) = sync_channel(1);
         let (answer, answers) = sync_channel(1);
-        let worker = Worker::start("does nothing", || ());
-        (Thread { asked, answers, late: false, _worker: worker }, questions, answer)
+        let worker = Some(Worker::start("does nothing", || ()));
+        (Thread { asked, answers, late: false, worker }, questions, answer)
+    }
+
+    fn ask(thread: &mut Thread) -> Measured<Answer> {
+        let asked =
+            Asked { proc: ProcFs::live(), faults: Vec::new(), runtimes: HashMap::new(), forget: false };
+        thread.send(asked)?;
+        thread.answer()
+    }
+
+    fn add(faults: &mut FaultThread, samples: std::ops::Range<u32>) {
+        for sample in samples {
+            let source = Source::Unknown;
+            faults.add(Fault { sample, pid: i32::MAX, origin: i32::MAX, registers: [0; REGISTERS], source });
+        }
     }
 
     #[test]
     fn a_late_answer_is_no_answer_to_the_next_question() {
-        let (mut thread, questions, answer) = by_hand();
-        assert_eq!(thread.ask(asked()), []);
+        let (mut thread, questions, answers) = by_hand();
+        assert_eq!(ask(&mut thread).err(), Some(too_late()));
         assert!(thread.late);
         // It still works at the first question, so it is asked nothing else.
-        assert_eq!(thread.ask(asked()), []);
+        assert_eq!(ask(&mut thread).err(), Some(too_late()));
         assert_eq!(questions.try_iter().count(), 1);
-        answer.send(vec![(1, Owner::Heap)]).unwrap();
+        answers.send(answer(1, Owner::Heap)).unwrap();
         let answering = std::thread::spawn(move || {
             let _question = questions.recv().unwrap();
-            answer.send(vec![(2, Owner::Stack)]).unwrap();
+            answers.send(answer(2, Owner::Stack)).unwrap();
         });
         // The wait for the second answer may be too short on a busy machine, but the first one never counts for it.
-        let found = thread.ask(asked());
-        assert!(found.is_empty() || found == [(2, Owner::Stack)], "{found:?}");
+        let found = ask(&mut thread).map(|answer| answer.owners);
+        assert!(found == Err(too_late()) || found == Ok(vec![(2, Owner::Stack)]), "{found:?}");
         answering.join().unwrap();
     }
 
     #[test]
     fn a_thread_that_ended_leaves_no_owner() {
-        let (mut thread, questions, answer) = by_hand();
-        drop((questions, answer));
-        assert_eq!(thread.ask(asked()), []);
-        assert!(!thread.late);
+        let (mut thread, questions, answers) = by_hand();
+        drop((questions, answers));
+        for _ in 0..2 {
+            assert_eq!(ask(&mut thread).err().map(|why| why.reason), Some(Reason::Vanished));
+            assert!(!thread.late);
+        }
+    }
+
+    #[test]
+    fn faults_without_an_answer_are_counted_with_the_first_reason() {
+        let (thread, questions, answers) = by_hand();
+        let mut faults = FaultThread { thread: Some(thread), ..FaultThread::default() };
+        assert_eq!(faults.missing(), None);
+        let mut found = 0;
+        add(&mut faults, 0..30);
+        faults.look_up(&ProcFs::live(), |_| None, |_, _| found += 1);
+        let missing = faults.missing().expect("there was no answer");
+        assert_eq!((found, missing.reason), (0, Reason::TooCostly));
+        assert!(
+            missing.detail.starts_with("the owner of 30 of 30 sampled page faults is unknown"),
+            "{missing}"
+        );
+        drop((questions, answers));
+        add(&mut faults, 0..10);
+        faults.look_up(&ProcFs::live(), |_| None, |_, _| found += 1);
+        let missing = faults.missing().expect("there is no thread");
+        assert_eq!((found, missing.reason), (0, Reason::TooCostly));
+        assert!(missing.detail.starts_with("the owner of 40 of 40 "), "{missing}");
+    }
+
+    #[test]
+    fn a_late_thread_forgets_at_the_next_question_and_only_once() {
+        let (thread, questions, answers) = by_hand();
+        let mut faults = FaultThread { thread: Some(thread), ..FaultThread::default() };
+        let look_up = |faults: &mut FaultThread| {
+            add(faults, 0..1);
+            faults.look_up(&ProcFs::live(), |_| None, |_, _| {});
+            questions.try_iter().map(|asked| asked.forget).collect::<Vec<bool>>()
+        };
+        // Without an answer, the thread is late after each question.
+        assert_eq!(look_up(&mut faults), [false]);
+        faults.forget();
+        for _ in 0..2 {
+            assert!(look_up(&mut faults).is_empty());
+        }
+        for forget in [true, false] {
+            answers.send(answer(0, Owner::Heap)).unwrap();
+            assert_eq!(look_up(&mut faults), [forget]);
+        }
+    }
+
+    #[test]
+    fn a_few_faults_without_an_answer_are_no_loss() {
+        let mut faults = FaultThread { asked: 100, answered: 95, ..FaultThread::default() };
+        assert_eq!(faults.missing(), None);
+        faults.answered = 94;
+        faults.why = Some(Absence::new(Reason::NotPermitted, "refused"));
+        let missing = faults.missing().expect("six");
+        assert_eq!(missing.reason, Reason::NotPermitted);
+        assert_eq!(missing.detail, "the owner of 6 of 100 sampled page faults is unknown: refused");
     }
 }

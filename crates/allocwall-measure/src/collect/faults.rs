@@ -10,23 +10,31 @@
 //! this out takes the times of all mmap calls (attr.mmap_data), which cost the target 1.4 µs for each of them.
 
 use crate::memory_kinds::{PAGE, POOLS, is_arena, is_mapped_block, is_pool};
+use allocwall_host::file::absence_of;
 use allocwall_host::maps::{Finder, Mapping};
-use allocwall_host::memory::{PageMap, PageState};
+use allocwall_host::memory::{PageMap, PageState, ResidentReader, Unread};
 use allocwall_host::perf::Registers;
 use allocwall_host::proc::ProcFs;
-use allocwall_host::threads::MemoryReader;
 use allocwall_model::catalogue::owners::Owner;
 use allocwall_model::recording::Runtime;
+use allocwall_model::units::{Absence, Reason};
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::time::{Duration, Instant};
 
 /// The most faults that are looked up after one read of the rings. The owner of the others stays unknown.
 const AT_ONCE: usize = 512;
+/// What to change if there are too many. It changes samples of the CPU, not the slices of `record::faults`.
+const FEWER: &str = "use a lower rate in a longer window: --rate 99 -d 60";
 /// The longest time for all of them, and the part of the window for all look-ups: one in so many. A single read of the
 /// target's memory can take a second.
 const LOOK_UP: Duration = Duration::from_millis(10);
 const LOOK_UPS: u32 = 20;
+/// How long a process is left out after its memory did not answer, and how many reads without an answer end the look-ups
+/// of one process, and of all: each may wait for good, in a thread of its own.
+const SILENT: Duration = Duration::from_secs(3);
+const SILENT_READS: u32 = 2;
+const ALL_SILENT_READS: u32 = 4;
 /// The most instructions, and the most places with their owners, that are kept.
 const KEPT: usize = 4096;
 /// The most pages of the target that are kept during a look-up: 4 MiB.
@@ -55,6 +63,8 @@ pub enum Source {
     Read,
     /// A system call that copies from or to a buffer, its second argument.
     Buffer,
+    /// The kernel has reported it.
+    Address(u64),
     Unknown,
 }
 
@@ -84,23 +94,6 @@ pub struct Faults {
     places: HashMap<(i32, u64), Option<Owner>>,
 }
 
-/// Why an owner is unknown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Unread {
-    /// The process has no memory any more: it has ended, or has called exec.
-    Gone,
-    /// It is not permitted, or can't be found, or the time for it is over.
-    Unknown,
-}
-
-impl Unread {
-    fn of(error: &io::Error) -> Unread {
-        let gone = error.kind() == io::ErrorKind::UnexpectedEof
-            || matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH));
-        if gone { Unread::Gone } else { Unread::Unknown }
-    }
-}
-
 /// The mappings of a process, as last read.
 struct List {
     read: Instant,
@@ -114,12 +107,15 @@ impl Faults {
         // The memory of the latest faults has changed least.
         if self.pending.len() >= AT_ONCE {
             self.pending.pop_front();
+            self.memory.why.get_or_insert_with(|| {
+                too_costly(format!("more than {AT_ONCE} were sampled at once")).mend(FEWER)
+            });
         }
         self.pending.push_back(fault);
     }
 
-    /// Looks up the faults that were added, and passes on the owner of each sample. Those that it leaves out are unknown.
-    /// `runtime`: of a process, if it is known.
+    /// Looks up the faults that were added, and passes on the owner of each sample. Those that it leaves out are unknown:
+    /// `missing` has the reason. `runtime`: of a process, if it is known.
     pub fn look_up<'r>(
         &mut self,
         proc: &ProcFs,
@@ -131,7 +127,7 @@ impl Faults {
         for fault in std::mem::take(&mut self.pending).into_iter().rev() {
             // All the others are left out, not only those that need a read of memory: else owners that are known by the name
             // of their mapping would get too large a share.
-            if self.memory.time.is_over() {
+            if self.memory.is_over() {
                 break;
             }
             let runtime = runtime(fault.pid);
@@ -140,9 +136,16 @@ impl Faults {
             if owner == Err(Unread::Gone) && fault.origin != fault.pid {
                 owner = self.owner(proc, &fault, fault.origin, runtime);
             }
-            found(fault.sample, owner.unwrap_or(Owner::Unknown));
+            if owner != Err(Unread::Refused) {
+                found(fault.sample, owner.unwrap_or(Owner::Unknown));
+            }
         }
         self.memory.time.end();
+    }
+
+    /// Why faults were left out so far: the first reason.
+    pub fn missing(&self) -> Option<&Absence> {
+        self.memory.why.as_ref()
     }
 
     /// Forgets what may have changed: code and mappings of processes that execute something else, or have ended.
@@ -163,6 +166,9 @@ impl Faults {
         pid: i32,
         runtime: Option<&Runtime>,
     ) -> Result<Owner, Unread> {
+        if let Some(why) = self.memory.silent.why(pid, self.memory.time.look_up).cloned() {
+            return Err(self.memory.refused(why));
+        }
         let address = self.address(proc, fault, pid)?;
         let place = (pid, address >> NEARBY);
         let Some(mapping) = self.mapping(proc, pid, address)? else {
@@ -172,7 +178,7 @@ impl Faults {
             owner
         } else if on_stack(&mapping, address, &fault.registers, runtime) {
             Owner::Stack
-        } else if self.memory.state(proc, pid, address / PAGE)? == PageState::Absent {
+        } else if self.memory.state(proc, pid, address)? == PageState::Absent {
             return Ok(self.owner_nearby(place));
         } else {
             let python = matches!(runtime, Some(Runtime::Cpython { .. }));
@@ -195,6 +201,7 @@ impl Faults {
     fn address(&mut self, proc: &ProcFs, fault: &Fault, pid: i32) -> Result<u64, Unread> {
         let address = match fault.source {
             Source::Unknown => None,
+            Source::Address(address) => Some(address),
             Source::Buffer => operand::second_argument(&fault.registers),
             Source::Written | Source::Read => {
                 let at = operand::instruction_pointer(&fault.registers);
@@ -202,7 +209,7 @@ impl Faults {
                 operand::address(&code, &fault.registers, fault.source == Source::Written)
             }
         };
-        address.ok_or(Unread::Unknown)
+        address.ok_or(Unread::Unreadable)
     }
 
     /// The bytes of an instruction, and what follows it on the same page.
@@ -210,7 +217,7 @@ impl Faults {
         if let Some(known) = self.instructions.get(&(pid, at)) {
             return Ok(known.clone());
         }
-        let page = self.memory.page(proc, pid, at / PAGE)?.ok_or(Unread::Unknown)?;
+        let page = self.memory.page(proc, pid, at / PAGE)?.ok_or(Unread::Unreadable)?;
         let code: Vec<u8> = page.iter().copied().skip((at % PAGE) as usize).take(CODE).collect();
         if self.instructions.len() >= KEPT {
             self.instructions.clear();
@@ -229,7 +236,7 @@ impl Faults {
             let answer = self.memory.opened(proc, pid)?.finder.find(address);
             match answer {
                 Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => self.only_lists = true,
-                Err(error) => return Err(self.memory.failed(pid, &error)),
+                Err(error) => return Err(self.memory.failed(pid, Unread::of(&error))),
                 Ok(mapping) => {
                     self.found.entry(pid).or_default().extend(mapping.clone());
                     return Ok(mapping);
@@ -247,19 +254,25 @@ impl Faults {
             let read = Instant::now();
             let kept = proc.maps(thread, |_| true);
             self.memory.time.lists += read.elapsed();
-            let kept = kept.map_err(|why| if why.is_gone() { Unread::Gone } else { Unread::Unknown })?;
+            let kept = kept.map_err(|why| match why.is_gone() {
+                true => Unread::Gone,
+                false => self.memory.refused(why),
+            })?;
             if kept.mappings.is_empty() {
                 return Err(Unread::Gone);
             }
             let list = List { read, whole: kept.cut.is_none(), mappings: kept.mappings };
             keep(&mut self.lists, pid, list, LISTED);
         }
-        let list = self.lists.get(&pid).ok_or(Unread::Unknown)?;
+        let Some(list) = self.lists.get(&pid) else {
+            let why = "allocwall reached its time limit for reading lists of mappings, and this kernel finds no single ones";
+            return Err(self.memory.refused(too_costly(why.to_owned())));
+        };
         let at = list.mappings.partition_point(|mapping| mapping.end <= address);
         let mapping = list.mappings.get(at).filter(|mapping| holds(mapping, address)).cloned();
         // The memory may have been mapped after an older list was read.
         let shows_all = list.whole && list.read >= self.memory.time.look_up;
-        if mapping.is_none() && !shows_all { Err(Unread::Unknown) } else { Ok(mapping) }
+        if mapping.is_none() && !shows_all { Err(Unread::Unreadable) } else { Ok(mapping) }
     }
 
     /// For private memory without a name.
@@ -335,7 +348,8 @@ fn keep(lists: &mut HashMap<i32, List>, pid: i32, list: List, most: usize) {
     lists.insert(pid, list);
 }
 
-/// How much time the look-ups took. It includes the time in which the reads wait for a CPU or for a lock of the target.
+/// How much time the look-ups took. It includes the time in which the reads wait for a CPU or for a lock of the target, except
+/// for reads without an answer: their number is limited.
 struct Time {
     /// When the window began, about, and this look-up.
     window: Instant,
@@ -345,20 +359,23 @@ struct Time {
     /// In earlier look-ups.
     look_ups: Duration,
     lists: Duration,
+    /// The waits of this look-up for an answer that did not come.
+    silent: Duration,
 }
 
 impl Default for Time {
     fn default() -> Time {
         let now = Instant::now();
-        let (look_ups, lists) = (Duration::ZERO, Duration::ZERO);
-        Time { window: now, look_up: now, limit: LOOK_UP, look_ups, lists }
+        let none = Duration::ZERO;
+        Time { window: now, look_up: now, limit: LOOK_UP, look_ups: none, lists: none, silent: none }
     }
 }
 
 impl Time {
-    fn is_over(&self) -> bool {
-        let now = self.look_up.elapsed();
-        now >= self.limit || self.look_ups + now >= self.limit + self.window.elapsed() / LOOK_UPS
+    /// Until when this look-up may read.
+    fn deadline(&self) -> Instant {
+        let left = (self.limit + self.window.elapsed() / LOOK_UPS).saturating_sub(self.look_ups);
+        self.look_up + left.min(self.limit)
     }
 
     fn has_time_for_lists(&self) -> bool {
@@ -366,20 +383,59 @@ impl Time {
     }
 
     fn end(&mut self) {
-        self.look_ups += self.look_up.elapsed();
+        self.look_ups += self.look_up.elapsed().saturating_sub(std::mem::take(&mut self.silent));
     }
 }
 
-/// The memory of the target's processes. Only pages that are resident are read: a read of another page would make one.
+fn too_costly(detail: String) -> Absence {
+    Absence::new(Reason::TooCostly, detail)
+}
+
+/// The processes whose memory did not answer.
+#[derive(Default)]
+struct Silent {
+    processes: HashMap<i32, NoAnswer>,
+    reads: u32,
+}
+
+struct NoAnswer {
+    reads: u32,
+    /// Of the last read.
+    at: Instant,
+    why: Absence,
+}
+
+impl Silent {
+    fn add(&mut self, pid: i32, at: Instant, why: Absence) {
+        let reads = self.processes.get(&pid).map_or(0, |before| before.reads) + 1;
+        self.processes.insert(pid, NoAnswer { reads, at, why });
+        self.reads += 1;
+    }
+
+    /// Why a process is left out of a look-up that began at this time.
+    fn why(&self, pid: i32, look_up: Instant) -> Option<&Absence> {
+        if self.reads >= ALL_SILENT_READS {
+            let last = self.processes.values().max_by_key(|silent| silent.at);
+            return last.map(|silent| &silent.why);
+        }
+        let silent = self.processes.get(&pid)?;
+        (silent.reads >= SILENT_READS || look_up < silent.at + SILENT).then_some(&silent.why)
+    }
+}
+
+/// The memory of the target's processes.
 #[derive(Default)]
 struct Memory {
     processes: HashMap<i32, Process>,
     /// Counts the uses of all of them.
     uses: u64,
-    reader: MemoryReader,
+    reader: ResidentReader,
     /// Pages of this look-up by process and number; None if there is none.
     pages: HashMap<(i32, u64), Option<Vec<u8>>>,
     time: Time,
+    silent: Silent,
+    /// Why something was not read: the first reason.
+    why: Option<Absence>,
 }
 
 /// Open files of a process.
@@ -396,7 +452,7 @@ impl Process {
     fn open(proc: &ProcFs, pid: i32) -> io::Result<Process> {
         let thread = proc.living_thread(pid);
         let finder = Finder::open(proc.root(), thread)?;
-        let pages = PageMap::open(proc.root(), thread)?;
+        let pages = PageMap::open(proc, thread)?;
         // Some kernels also open the files of a process that has ended. They are empty.
         pages.state(0)?;
         Ok(Process { thread, finder, pages, used: 0 })
@@ -407,12 +463,33 @@ impl Memory {
     /// Begins a look-up.
     fn begin(&mut self) {
         self.time.look_up = Instant::now();
+        self.reader.until(self.time.deadline());
         self.pages.clear();
+    }
+
+    fn is_over(&mut self) -> bool {
+        if self.reader.is_over() {
+            let out_of_time = || {
+                let detail = "allocwall reached its time limit for reading the target's memory";
+                too_costly(detail.to_owned()).mend(FEWER)
+            };
+            self.why.get_or_insert_with(out_of_time);
+            return true;
+        }
+        false
+    }
+
+    fn refused(&mut self, why: Absence) -> Unread {
+        self.why.get_or_insert(why);
+        Unread::Refused
     }
 
     fn opened(&mut self, proc: &ProcFs, pid: i32) -> Result<&Process, Unread> {
         if !self.processes.contains_key(&pid) {
-            let process = Process::open(proc, pid).map_err(|error| Unread::of(&error))?;
+            let process = Process::open(proc, pid).map_err(|error| match Unread::of(&error) {
+                Unread::Gone => Unread::Gone,
+                _ => self.refused(absence_of(&proc.root().join(pid.to_string()), &error)),
+            })?;
             if self.processes.len() >= PROCESSES_OPEN {
                 let idle = self.processes.iter().min_by_key(|(_, process)| process.used).map(|(pid, _)| *pid);
                 if let Some(idle) = idle {
@@ -422,32 +499,49 @@ impl Memory {
             self.processes.insert(pid, process);
         }
         self.uses += 1;
-        let process = self.processes.get_mut(&pid).ok_or(Unread::Unknown)?;
+        let process = self.processes.get_mut(&pid).ok_or(Unread::Unreadable)?;
         process.used = self.uses;
         Ok(&*process)
     }
 
-    /// A file of a process could not be read. The next process with this number, or program of this process, has others.
-    fn failed(&mut self, pid: i32, error: &io::Error) -> Unread {
-        let unread = Unread::of(error);
+    /// A process could not be read. The next process with this number, or program of this process, has other files.
+    fn failed(&mut self, pid: i32, unread: Unread) -> Unread {
         if unread == Unread::Gone {
             self.processes.remove(&pid);
         }
+        // Keeps the reason.
+        self.is_over();
         unread
     }
 
-    fn state(&mut self, proc: &ProcFs, pid: i32, page: u64) -> Result<PageState, Unread> {
-        let state = self.opened(proc, pid)?.pages.state(page);
-        state.map_err(|error| self.failed(pid, &error))
+    /// A process's memory did not answer. Others are read by another thread.
+    fn no_answer(&mut self, pid: i32, waited: Duration, why: Absence) {
+        self.time.silent += waited;
+        self.why.get_or_insert_with(|| why.clone());
+        self.silent.add(pid, Instant::now(), why);
+        self.reader.begin_again();
+    }
+
+    fn state(&mut self, proc: &ProcFs, pid: i32, address: u64) -> Result<PageState, Unread> {
+        let state = self.opened(proc, pid)?.pages.state(address);
+        state.map_err(|error| self.failed(pid, Unread::of(&error)))
     }
 
     /// The bytes of a page; None if there is no such page.
     fn page(&mut self, proc: &ProcFs, pid: i32, page: u64) -> Result<Option<&[u8]>, Unread> {
         if !self.pages.contains_key(&(pid, page)) {
-            let bytes = match self.state(proc, pid, page)? {
-                PageState::Absent => None,
-                PageState::Swapped => return Err(Unread::Unknown),
-                PageState::Resident => Some(self.read(proc, pid, page)?),
+            self.opened(proc, pid)?;
+            let process = self.processes.get(&pid).ok_or(Unread::Unreadable)?;
+            let (asked, mut bytes) = (Instant::now(), Vec::new());
+            let bytes = match self.reader.read(&process.pages, page * PAGE, 1, &mut bytes) {
+                Ok(()) => Some(bytes),
+                Err(Unread::Absent) => None,
+                Err(unread) => {
+                    if let Some(why) = self.reader.failure().cloned() {
+                        self.no_answer(pid, asked.elapsed(), why);
+                    }
+                    return Err(self.failed(pid, unread));
+                }
             };
             if self.pages.len() >= PAGES_KEPT {
                 self.pages.clear();
@@ -457,24 +551,12 @@ impl Memory {
         Ok(self.pages.get(&(pid, page)).and_then(|bytes| bytes.as_deref()))
     }
 
-    fn read(&mut self, proc: &ProcFs, pid: i32, page: u64) -> Result<Vec<u8>, Unread> {
-        if self.time.is_over() {
-            return Err(Unread::Unknown);
-        }
-        let thread = self.opened(proc, pid)?.thread;
-        let mut bytes = vec![0; PAGE as usize];
-        match self.reader.read(thread, page * PAGE, &mut bytes) {
-            Ok(read) if read == bytes.len() => Ok(bytes),
-            _ => Err(Unread::Unknown),
-        }
-    }
-
     /// A word of private memory.
     fn word(&mut self, proc: &ProcFs, pid: i32, at: u64) -> Result<u64, Unread> {
         // A page that was never touched, or was given back, reads as zeros.
         let Some(page) = self.page(proc, pid, at / PAGE)? else { return Ok(0) };
         let word = page.get((at % PAGE) as usize..).and_then(|rest| rest.first_chunk::<8>());
-        word.map(|word| u64::from_le_bytes(*word)).ok_or(Unread::Unknown)
+        word.map(|word| u64::from_le_bytes(*word)).ok_or(Unread::Unreadable)
     }
 }
 
@@ -588,6 +670,7 @@ mod operand {
 mod tests {
     use super::*;
     use Owner::*;
+    use allocwall_host::perf_faults::STACK_POINTER;
     use rustix::process::{Pid, Signal, kill_process};
     use std::io::{BufRead, BufReader, Lines, Write};
     use std::path::Path;
@@ -840,6 +923,30 @@ int main(int count, char **names) {
     }
 
     #[test]
+    fn a_reported_address_needs_no_registers() {
+        let Some(subject) = Subject::compiled() else { return };
+        let of = |name: &str, page: u64, pointer: u64| {
+            let mut fault = fault(subject.child.id() as i32, 0, 0);
+            fault.registers[STACK_POINTER] = pointer;
+            fault.source = Source::Address(subject.at(name) + page * PAGE);
+            owner(&mut faults(false), fault, None)
+        };
+        assert_eq!(
+            [of("heap", 0, 0), of("arena", 0, 0), of("own", 5, 0)],
+            [Some(Heap), Some(Arena), Some(Private)]
+        );
+        // The stack pointer alone tells a stack from other private memory.
+        let pointer = subject.at("pointer");
+        assert_eq!([of("stack", 0, pointer), of("stack", 0, 0)], [Some(Stack), Some(Private)]);
+        for address in [0, 1 << 63, u64::MAX] {
+            let source = Source::Address(address);
+            let anywhere = Fault { source, ..fault(subject.child.id() as i32, 0, 0) };
+            let found = owner(&mut faults(false), anywhere, None);
+            assert!(found.is_some_and(|owner| !owner.is_known()), "{address:x}: {found:?}");
+        }
+    }
+
+    #[test]
     fn a_stack_is_near_the_stack_pointer_and_in_its_mapping() {
         let Some(subject) = Subject::compiled() else { return };
         let of = |fault, runtime: Option<&Runtime>| owner(&mut faults(false), fault, runtime);
@@ -936,26 +1043,81 @@ int main(int count, char **names) {
         assert_eq!(run_at(code + 2 * PAGE - 3), Some(Private));
         assert_eq!(run_at(code + PAGE - 2), Some(Unknown));
         assert_eq!(run_at(code + 2 * PAGE), Some(Unknown));
-        let pages = PageMap::open(Path::new("/proc"), subject.child.id() as i32).expect("our own subject");
-        let states = [0, 1, 2].map(|page| pages.state(code / PAGE + page).expect("it lives"));
+        let pages = PageMap::open(&ProcFs::live(), subject.child.id() as i32).expect("our own subject");
+        let states = [0, 1, 2].map(|page| pages.state(code + page * PAGE).expect("it lives"));
         assert_eq!(states, [PageState::Resident, PageState::Resident, PageState::Absent]);
     }
 
     #[test]
     fn nothing_is_read_when_the_time_is_over() {
         let Some(subject) = Subject::compiled() else { return };
-        let of = |mut faults: Faults| owner(&mut faults, subject.fault("own", 5, 0), None);
-        assert_eq!(of(faults(true)), Some(Private));
+        let of = |faults: &mut Faults| {
+            let owner = owner(faults, subject.fault("own", 5, 0), None);
+            (owner, faults.missing().map(|why| why.reason))
+        };
+        assert_eq!(of(&mut faults(true)), (Some(Private), None));
         // For all look-ups of the window, for this one, and for lists.
         let mut spent = faults(true);
         spent.memory.time.look_ups = Duration::from_secs(3600);
-        assert_eq!(of(spent), None);
         let mut short = faults(true);
         short.memory.time.limit = Duration::ZERO;
-        assert_eq!(of(short), None);
         let mut listed = faults(true);
         listed.memory.time.lists = Duration::from_secs(3600);
-        assert_eq!(of(listed), Some(Unknown));
+        for mut faults in [spent, short, listed] {
+            assert_eq!(of(&mut faults), (None, Some(Reason::TooCostly)));
+        }
+    }
+
+    #[test]
+    fn only_the_process_whose_memory_did_not_answer_is_left_out() {
+        let Some(subject) = Subject::compiled() else { return };
+        let (parent, child) = (subject.child.id() as i32, subject.at("child") as i32);
+        let mut faults = faults(false);
+        let of_parent = |faults: &mut Faults| owner(faults, subject.fault("own", 5, 0), None);
+        let of_child =
+            |faults: &mut Faults| owner(faults, Fault { pid: child, ..subject.fault("later", 5, 0) }, None);
+        let why = Absence::new(Reason::TooCostly, "no answer");
+        faults.memory.no_answer(parent, Duration::ZERO, why.clone());
+        let read_at = |faults: &mut Faults, at: Option<Instant>| {
+            let silent = faults.memory.silent.processes.get_mut(&parent).expect("it did not answer");
+            silent.at = at.expect("a time");
+        };
+        read_at(&mut faults, Instant::now().checked_add(Duration::from_secs(3600)));
+        assert_eq!((of_parent(&mut faults), faults.missing()), (None, Some(&why)));
+        // Not even the name of a mapping counts, or such faults would have too large a share.
+        assert_eq!(owner(&mut faults, subject.fault("heap", 0, 0), None), None);
+        assert_eq!(of_child(&mut faults), Some(Shared));
+        // After the pause it is asked again.
+        read_at(&mut faults, Instant::now().checked_sub(SILENT));
+        assert_eq!(of_parent(&mut faults), Some(Private));
+    }
+
+    #[test]
+    fn reads_without_an_answer_are_few() {
+        let (mut silent, begin) = (Silent::default(), Instant::now());
+        let why = |nth: u32| Absence::new(Reason::TooCostly, format!("read {nth}"));
+        let later = begin + SILENT;
+        assert_eq!(silent.why(1, begin), None);
+        silent.add(1, begin, why(1));
+        assert_eq!([1, 2].map(|pid| silent.why(pid, begin).cloned()), [Some(why(1)), None]);
+        assert_eq!(silent.why(1, later), None);
+        // The second one is the last of this process.
+        silent.add(1, later, why(2));
+        assert_eq!([1, 2].map(|pid| silent.why(pid, later + SILENT).cloned()), [Some(why(2)), None]);
+        for (pid, nth) in [(2, 3), (3, ALL_SILENT_READS)] {
+            assert_eq!(silent.why(4, later), None);
+            silent.add(pid, later + SILENT, why(nth));
+        }
+        assert!(silent.why(4, later + 2 * SILENT).is_some());
+        // Their waits leave the time for other reads.
+        let spent = |silent: Duration| {
+            let look_up = Instant::now().checked_sub(Duration::from_secs(1)).expect("a time");
+            let mut time = Time { look_up, silent, ..Time::default() };
+            time.end();
+            time.look_ups
+        };
+        assert!(spent(Duration::ZERO) >= Duration::from_secs(1));
+        assert_eq!(spent(Duration::from_secs(3600)), Duration::ZERO);
     }
 
     #[test]
@@ -968,6 +1130,8 @@ int main(int count, char **names) {
         faults.look_up(&ProcFs::live(), |_| None, |sample, owner| samples.push((sample, owner)));
         let latest: Vec<_> = (3..AT_ONCE as u32 + 3).rev().map(|sample| (sample, Unknown)).collect();
         assert_eq!(samples, latest);
+        let missing = faults.missing().expect("three were left out");
+        assert_eq!((missing.reason, missing.advice().as_deref()), (Reason::TooCostly, Some(FEWER)));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use super::faults::Source;
 use crate::symbols::KernelNames;
 use crate::target::Modules;
 use allocwall_model::catalogue::cost::CostClass;
-use allocwall_model::catalogue::symbols::{self, KernelLine, KernelRole};
+use allocwall_model::catalogue::symbols::{self, KernelLine, KernelRole, Scope, UserRole};
 use allocwall_model::recording::{Frame, ModuleRole, STACK_DEPTH, Stack};
 use std::collections::HashMap;
 
@@ -14,6 +14,18 @@ const FRAMES_LIMIT: usize = 32 << 20;
 /// Functions of system calls that copy from or to one buffer, their second argument: fs/read_write.c, net/socket.c.
 const COPIES_A_BUFFER: [&str; 6] =
     ["vfs_read", "vfs_write", "__sys_sendto", "__sys_recvfrom", "ksys_read", "ksys_write"];
+
+/// Functions of faults on files that only a write causes (mm/memory.c). Other faults on files are read from.
+const WRITES_A_FILE: [&str; 8] = [
+    "do_cow_fault",
+    "do_shared_fault",
+    "do_wp_page",
+    "wp_page_*",
+    "wp_pfn_shared",
+    "do_page_mkwrite",
+    "*_page_mkwrite",
+    "fault_dirty_shared_page",
+];
 
 /// The location of an address of the target.
 pub enum Location {
@@ -33,6 +45,10 @@ pub struct StackTable {
     /// How the address of a fault can be found, by kernel stack; None for a stack that is not in a fault.
     faults: HashMap<u32, Option<Source>>,
     named_frames: HashMap<(u32, u64), u32>,
+    /// Whether a frame is a function that fills memory.
+    fills: HashMap<u32, bool>,
+    /// The frame of the allocator's function that was called before a return address, by the module and its own address.
+    zeroing: HashMap<(u32, u64), Option<u32>>,
 }
 
 impl StackTable {
@@ -47,6 +63,8 @@ impl StackTable {
             kernel_chains: HashMap::new(),
             faults: HashMap::new(),
             named_frames: HashMap::new(),
+            fills: HashMap::new(),
+            zeroing: HashMap::new(),
         }
     }
 
@@ -100,10 +118,14 @@ impl StackTable {
             .iter()
             .map(|frame| self.frames.list[*frame as usize].symbol.as_deref().and_then(symbols::kernel_role));
         let in_call = roles.clone().any(|role| role == Some(KernelRole::Entry));
+        let writes = |name: &str| {
+            let name = symbols::bare_name(name);
+            WRITES_A_FILE.iter().any(|pattern| symbols::fits(pattern, name))
+        };
         let source = symbols::fault_line(roles).map(|line| match line {
             _ if names().any(|name| COPIES_A_BUFFER.contains(&name)) => Source::Buffer,
             _ if in_call => Source::Unknown,
-            KernelLine::Class(CostClass::FileFault) => Source::Read,
+            KernelLine::Class(CostClass::FileFault) if !names().any(writes) => Source::Read,
             _ => Source::Written,
         });
         self.faults.insert(stack, source);
@@ -152,6 +174,34 @@ impl StackTable {
                 self.frames.id(Frame { module: Some(module), symbol: generated.cloned(), offset: 0 })
             }
         }
+    }
+
+    /// Whether the leaf of a stack may fill memory for an allocator. In a stripped C library memset has no name.
+    pub fn may_fill(&mut self, modules: &Modules, leaf: u32) -> bool {
+        let frame = &self.frames.list[leaf as usize];
+        *self.fills.entry(leaf).or_insert_with(|| match &frame.symbol {
+            Some(symbol) => symbols::user_role(symbol, Scope::Libc) == Some(UserRole::Memory),
+            None => frame.module.is_some_and(|m| modules.list()[m as usize].role == ModuleRole::Libc),
+        })
+    }
+
+    /// Whether the call before this return address was read before.
+    pub fn is_call_known(&self, module: u32, return_address: u64) -> bool {
+        self.zeroing.contains_key(&(module, return_address))
+    }
+
+    pub fn keep_call(&mut self, module: u32, return_address: u64, zeroing: Option<String>) {
+        let room = self.frames.bytes <= FRAMES_LIMIT;
+        // The module of an imported function is not known.
+        let frame = zeroing
+            .filter(|_| room)
+            .map(|name| self.frames.id(Frame { module: None, symbol: Some(name), offset: 0 }));
+        self.zeroing.insert((module, return_address), frame);
+    }
+
+    /// The frame of the allocator's function that was called before this return address.
+    pub fn zeroing(&self, module: u32, return_address: u64) -> Option<u32> {
+        *self.zeroing.get(&(module, return_address))?
     }
 
     pub fn keep_name(&mut self, modules: &Modules, module: u32, offset: u64, symbol: Option<String>) -> u32 {
@@ -254,5 +304,64 @@ impl<'a> Compactor<'a> {
             self.new_frames.push(self.frames[id as usize].clone());
             (self.new_frames.len() - 1) as u32
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reading::Readers;
+    use std::path::Path;
+
+    #[test]
+    fn calls_are_read_for_leaves_that_may_fill_memory() {
+        let mut modules = Modules::new(Path::new("/proc"), Readers::Here);
+        let mut table = StackTable::new(&mut modules);
+        let libc = modules.add_special("libc", ModuleRole::Libc) as u32;
+        let loader = modules.add_special("ld.so", ModuleRole::Loader) as u32;
+        let program = modules.add_special("program", ModuleRole::Other) as u32;
+        for (module, symbol, fills) in [
+            (libc, Some("__memset_avx2_unaligned_erms"), true),
+            (libc, None, true),
+            (libc, Some("__libc_malloc"), false),
+            (libc, Some("strlen"), false),
+            // A static C library.
+            (program, Some("__memset_avx2_unaligned_erms"), true),
+            (program, None, false),
+            // It finds calloc at the first call.
+            (loader, None, false),
+        ] {
+            let frame = Frame { module: Some(module), symbol: symbol.map(str::to_owned), offset: 0x10 };
+            let leaf = table.frames.id(frame);
+            assert_eq!(table.may_fill(&modules, leaf), fills, "{module} {symbol:?}");
+        }
+        assert!(!table.is_call_known(program, 0x20));
+        table.keep_call(program, 0x20, Some("calloc".into()));
+        table.keep_call(program, 0x30, None);
+        assert!(table.is_call_known(program, 0x20) && table.is_call_known(program, 0x30));
+        let name = |at| table.frames.list[table.zeroing(program, at)? as usize].symbol.clone();
+        assert_eq!((name(0x20).as_deref(), name(0x30)), (Some("calloc"), None));
+    }
+
+    #[test]
+    fn a_write_fault_on_a_file_is_about_the_written_operand() {
+        let mut modules = Modules::new(Path::new("/proc"), Readers::Here);
+        let mut table = StackTable::new(&mut modules);
+        for (stack, source) in [
+            ("filemap_map_pages;do_read_fault;do_fault;handle_mm_fault;exc_page_fault", Some(Source::Read)),
+            ("filemap_fault;__do_fault;do_fault;handle_mm_fault;exc_page_fault", Some(Source::Read)),
+            ("copy_mc_to_kernel;do_cow_fault;do_fault;exc_page_fault", Some(Source::Written)),
+            ("filemap_fault;__do_fault;do_cow_fault.isra.0;exc_page_fault", Some(Source::Written)),
+            ("filemap_fault;__do_fault;do_shared_fault;exc_page_fault", Some(Source::Written)),
+            ("ext4_page_mkwrite;do_page_mkwrite;do_wp_page;exc_page_fault", Some(Source::Written)),
+            ("wp_page_shared;handle_mm_fault;exc_page_fault", Some(Source::Written)),
+            ("fault_dirty_shared_page;do_fault;exc_page_fault", Some(Source::Written)),
+            ("clear_page_erms;do_anonymous_page;exc_page_fault", Some(Source::Written)),
+            ("filemap_read;vfs_read;ksys_read;do_syscall_64", None),
+        ] {
+            let names: Vec<String> = stack.split(';').map(str::to_owned).collect();
+            let id = table.named_kernel_stack(&names);
+            assert_eq!(table.fault(id), source, "{stack}");
+        }
     }
 }

@@ -1,6 +1,8 @@
 use super::*;
 use allocwall_host::facts;
 use allocwall_model::catalogue::modules::ModuleRole;
+use allocwall_model::placement::{MOST_NODES, NodeCpus, NodePages, Placed};
+use allocwall_model::resident::{Amount, GroupMemory, MOST_NOTES, ResidentOwner, Row, Split};
 use allocwall_sketches::recording::empty;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
@@ -91,6 +93,58 @@ fn batch() -> Batch {
     }
 }
 
+fn bill() -> ResidentBill {
+    let amount = Amount { resident_bytes: 30, lazily_freed_bytes: 2, reserved_bytes: 1 };
+    let split = |owner| match owner {
+        ResidentOwner::Private => absent(),
+        _ => Ok(Split { free_bytes: Interval::new(1.0, 2.0, 3.0), ..Split::all_live(28, "m") }),
+    };
+    ResidentBill {
+        pid: 7,
+        comm: "service".into(),
+        cmdline: vec!["service".into()],
+        runtime: Ok(Runtime::Native),
+        allocator: absent(),
+        secure_exec: Ok(false),
+        environment: vec![("MALLOC_ARENA_MAX".into(), "1".into())],
+        rows: ResidentOwner::ALL.map(|owner| Row { owner, amount, split: split(owner) }).into(),
+        rss_before_bytes: 270,
+        rss_after_bytes: 271,
+        thread_arenas: 2,
+        page_tables_bytes: Ok(4),
+        group: Ok(GroupMemory { path: "/group".into(), kernel_bytes: 5, page_cache_bytes: 6 }),
+        notes: vec!["n".into()],
+        took_ms: 8,
+    }
+}
+
+fn placement() -> Placement {
+    let pages = NodePages { node: 1, heap: 1, anonymous: 2, file: 3 };
+    Placement {
+        nodes: vec![NodeCpus { node: 1, cpus: vec![4, 6] }],
+        processes: vec![Placed { pid: 7, nodes: vec![pages] }],
+        unread: absent::<()>().err(),
+    }
+}
+
+fn slice() -> FaultSlice {
+    let owners = vec![OwnerFaults { owner: Owner::Heap, samples: 2, faults: 30 }];
+    FaultSlice { t_ns: 1, over_ns: 2, owners }
+}
+
+fn hardware() -> HardwareCounts {
+    let slices = vec![HardwareSlice { count: 3, enabled_ns: 2, running_ns: 1 }; 3];
+    let count = |event, counted| HardwareCount { event, counted };
+    HardwareCounts {
+        kernel: true,
+        throughout: false,
+        events: vec![
+            count(HardwareEvent::Cycles, Ok(HardwareSlices { slices })),
+            count(HardwareEvent::NodeLoads, absent()),
+        ],
+    }
+}
+
 fn tail() -> Tail {
     let head = head();
     Tail {
@@ -115,6 +169,8 @@ fn tail() -> Tail {
             live_bytes: Interval::exact(1.0),
             free_bytes: Interval::exact(2.0),
         }),
+        resident: Ok(TargetMemory { bills: vec![bill()], others: 3, unread: absent::<()>().err() }),
+        placement: Ok(placement()),
         accounts: vec![RuntimeAccount {
             pid: 7,
             method: "m".into(),
@@ -125,6 +181,8 @@ fn tail() -> Tail {
             allocated_bytes: Ok(Figure { value: Interval::exact(5.0), sampled: false }),
         }],
         collecting: vec![Collecting { pid: 7, from_ns: 1, to_ns: 2 }],
+        fault_slices: vec![slice()],
+        hardware: Ok(hardware()),
         frames: vec![frame("leaf"), frame("main")],
         stacks: vec![stack(&[0, 1])],
         sample_stacks: vec![(None, Some(0))],
@@ -169,8 +227,9 @@ fn every_part_comes_back_as_it_was() {
         (r.probes, r.threads, r.counts, r.neighbours),
         (tail.probes, tail.threads, tail.counts, tail.neighbours)
     );
-    assert_eq!(r.heap, tail.heap);
+    assert_eq!((&r.heap, &r.resident, &r.placement), (&tail.heap, &tail.resident, &tail.placement));
     assert_eq!((&r.accounts, &r.collecting), (&tail.accounts, &tail.collecting));
+    assert_eq!((r.fault_slices, r.hardware), (tail.fault_slices, tail.hardware));
     assert_eq!((r.frames, r.stacks), (tail.frames, tail.stacks));
     assert_eq!(r.samples, batch.samples);
     assert_eq!(r.waits, batch.waits);
@@ -191,7 +250,7 @@ fn a_truncated_file_is_a_partial_recording_or_an_error() {
         let cut = cut.unwrap_or_else(|e| panic!("{length} of {}: {e}", whole.len()));
         assert_eq!(cut.meta.ended, Ended::CutOff, "{length}");
         assert_eq!(cut.samples.len(), usize::from(length >= ends[2]), "{length}");
-        assert!(cut.probe(ProbeName::Tail).is_some() && cut.heap.is_err());
+        assert!(cut.probe(ProbeName::Tail).is_some() && cut.heap.is_err() && cut.resident.is_err());
     }
 }
 
@@ -259,7 +318,10 @@ fn a_chunk_that_unpacks_to_more_than_it_may_is_refused() {
 #[test]
 fn indices_and_numbers_beyond_their_limits_are_refused() {
     type Spoil = fn(&mut Head, &mut Batch, &mut Tail);
-    let spoilt: [(&str, Spoil); 9] = [
+    fn bills(tail: &mut Tail) -> &mut Vec<ResidentBill> {
+        &mut tail.resident.as_mut().unwrap().bills
+    }
+    let spoilt: [(&str, Spoil); 15] = [
         ("frames", |_, _, t| t.frames[0].module = Some(1)),
         ("stacks", |_, _, t| t.stacks[0].frames[0] = 2),
         ("samples", |_, _, t| t.sample_stacks[0].1 = Some(1)),
@@ -269,6 +331,18 @@ fn indices_and_numbers_beyond_their_limits_are_refused() {
         ("sampling period", |_, _, t| t.meta.sample_period_ns = 0),
         ("prices", |h, _, _| h.prices.as_mut().unwrap().prices[0].ns.high = f64::NAN),
         ("heap", |_, _, t| t.heap.as_mut().unwrap().live_bytes.point = f64::INFINITY),
+        ("page faults", |_, _, t| t.fault_slices[0].over_ns = u64::MAX),
+        ("page faults", |_, _, t| t.fault_slices[0].owners = vec![slice().owners[0]; Owner::ALL.len() + 1]),
+        ("hardware events", |_, _, t| {
+            let count = &mut t.hardware.as_mut().unwrap().events[0];
+            count.counted.as_mut().unwrap().slices[0].running_ns = 3;
+        }),
+        ("bills of resident memory", |_, _, t| bills(t).clear()),
+        ("bills of resident memory", |_, _, t| bills(t)[0].rows.reverse()),
+        ("bills of resident memory", |_, _, t| {
+            bills(t)[0].rows[0].split =
+                Ok(Split { free_bytes: Interval::exact(-1.0), ..Split::all_live(1, "") });
+        }),
     ];
     for (what, spoil) in spoilt {
         let (mut h, mut b, mut t) = (head(), batch(), tail());
@@ -380,7 +454,7 @@ fn the_largest_recording_that_is_made_reads_back() {
 #[test]
 fn lists_longer_than_the_recorder_s_are_refused() {
     type Spoil = fn(&mut Batch, &mut Tail);
-    let spoilt: [(&str, usize, Spoil); 3] = [
+    let spoilt: [(&str, usize, Spoil); 7] = [
         ("frames in a stack", STACK_DEPTH, |_, t| t.stacks[0].frames.push(0)),
         ("frames in a Python stack", PYTHON_DEPTH, |b, _| {
             b.python[0].frames.push("f".into());
@@ -388,10 +462,24 @@ fn lists_longer_than_the_recorder_s_are_refused() {
         ("words in a command line", CMDLINE_WORDS, |_, t| {
             t.processes[0].cmdline.push("x".into());
         }),
+        // It begins with one.
+        ("slices of page faults", FAULT_SLICES_LIMIT - 1, |_, t| t.fault_slices.push(slice())),
+        // It begins with one.
+        ("nodes", MOST_NODES - 1, |_, t| {
+            t.placement.as_mut().unwrap().nodes.push(NodeCpus { node: 0, cpus: vec![] });
+        }),
+        // It begins with one.
+        ("bills of resident memory", MOST_BILLS - 1, |_, t| {
+            t.resident.as_mut().unwrap().bills.push(bill());
+        }),
+        ("bills of resident memory", MOST_NOTES, |_, t| {
+            t.resident.as_mut().unwrap().bills[0].notes.push("n".into());
+        }),
     ];
     for (what, limit, add) in spoilt {
         let (mut b, mut t) = (batch(), tail());
         (t.stacks[0].frames, b.python[0].frames, t.processes[0].cmdline) = (vec![], vec![], vec![]);
+        t.resident.as_mut().unwrap().bills[0].notes.clear();
         for _ in 0..limit {
             add(&mut b, &mut t);
         }

@@ -1,5 +1,5 @@
 //! A child process reads untrusted files and may crash on them: the facts of a module, names of functions,
-//! unwinding by unwind tables, and the code maps that JIT compilers write.
+//! targets of calls, unwinding by unwind tables, and the code maps that JIT compilers write.
 //!
 //! The child ([`serve`]) gets open files and plain requests, and limits its own memory and CPU time before it
 //! reads anything. The parent waits for each answer up to a limit. If a child crashes or hangs, the current
@@ -80,6 +80,9 @@ pub(super) enum Ask {
     Unwind { dumps: Vec<Dump> },
     /// Asks for the names of functions in a module, by the module's own addresses.
     Names { module: u32, addresses: Vec<u64> },
+    /// Asks which of the allocator's functions that fill a block with zeros the call instructions before these return
+    /// addresses call.
+    Zeroing { module: u32, addresses: Vec<u64> },
     /// Asks for the names of generated code, in order of address. The file that is sent along was written by
     /// the JIT compiler.
     Generated { addresses: Vec<u64> },
@@ -93,6 +96,7 @@ pub(super) enum Answer {
     Examined(Measured<Box<Examined>>),
     Unwound(Vec<Unwound>),
     Names(Vec<Option<String>>),
+    Zeroing(Measured<Vec<Option<String>>>),
     Missing(Vec<String>),
 }
 
@@ -215,6 +219,21 @@ impl FileReader {
         let count = addresses.len();
         let answer = self.ask_about(module, &Ask::Names { module, addresses })?;
         self.as_names(answer, count)
+    }
+
+    /// Names of the allocator's functions that fill a block with zeros, one per return address: the function that the call
+    /// instruction before it calls, or None.
+    ///
+    /// # Errors
+    /// The code of the module could not be read.
+    pub fn zeroing(&mut self, module: u32, file: &File, addresses: &[u64]) -> Measured<Vec<Option<String>>> {
+        self.open(module, file)?;
+        let ask = Ask::Zeroing { module, addresses: addresses.to_vec() };
+        match self.ask_about(module, &ask)? {
+            Answer::Zeroing(Ok(names)) if names.len() != addresses.len() => Err(self.confused()),
+            Answer::Zeroing(names) => names,
+            _ => Err(self.confused()),
+        }
     }
 
     /// Names of generated code, from the file that its compiler wrote. Addresses are in order.

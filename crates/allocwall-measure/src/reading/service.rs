@@ -5,8 +5,9 @@ use crate::symbols;
 use crate::target;
 use crate::unwind::{Cache, Tables, Unwinder, Unwound};
 use allocwall_host::confined::Parent;
-use allocwall_host::elf::Functions;
+use allocwall_host::elf::{Calls, Functions, Target};
 use allocwall_host::perf::{REGISTERS, Registers};
+use allocwall_model::catalogue::symbols::allocates_zeroed;
 use allocwall_model::units::{Absence, Measured, Reason, plural};
 use std::collections::HashMap;
 use std::fs::File;
@@ -51,6 +52,7 @@ struct OpenModule {
     file: File,
     tables: Option<Tables>,
     functions: Option<Option<Functions>>,
+    calls: Option<Measured<Calls>>,
 }
 
 impl Default for Service {
@@ -74,7 +76,7 @@ impl Service {
         match ask {
             Ask::Open { module } => {
                 if let Some(file) = file {
-                    let opened = OpenModule { file, tables: None, functions: None };
+                    let opened = OpenModule { file, tables: None, functions: None, calls: None };
                     self.modules.insert(*module, opened);
                 }
                 Answer::Done
@@ -92,6 +94,7 @@ impl Service {
             }
             Ask::Unwind { dumps } => Answer::Unwound(self.unwind(dumps, raw)),
             Ask::Names { module, addresses } => Answer::Names(self.names(*module, addresses)),
+            Ask::Zeroing { module, addresses } => Answer::Zeroing(self.zeroing(*module, addresses)),
             Ask::Generated { addresses } => Answer::Names(match file {
                 Some(file) => self.generated(file, addresses),
                 None => vec![None; addresses.len()],
@@ -101,10 +104,7 @@ impl Service {
     }
 
     fn file(&self, module: u32) -> Measured<File> {
-        self.modules
-            .get(&module)
-            .and_then(|opened| opened.file.try_clone().ok())
-            .ok_or_else(|| Absence::new(Reason::NotFound, "the file was not sent or could not be kept open"))
+        self.modules.get(&module).and_then(|opened| opened.file.try_clone().ok()).ok_or_else(not_open)
     }
 
     fn image(&mut self, image: u32, code: &[Mapped]) {
@@ -145,10 +145,8 @@ impl Service {
             .collect()
     }
 
-    fn names(&mut self, module: u32, addresses: &[u64]) -> Vec<Option<String>> {
-        let Some(opened) = self.modules.get_mut(&module) else {
-            return vec![None; addresses.len()];
-        };
+    fn functions(&mut self, module: u32) -> Option<&Functions> {
+        let opened = self.modules.get_mut(&module)?;
         let functions = opened.functions.get_or_insert_with(|| {
             match Functions::of(&opened.file, self.functions_left) {
                 Ok(Some(functions)) => {
@@ -163,10 +161,27 @@ impl Service {
                 Err(_) => None,
             }
         });
-        addresses
-            .iter()
-            .map(|&address| symbols::readable(&functions.as_ref()?.name(address, symbols::MANGLED_LIMIT)?))
-            .collect()
+        functions.as_ref()
+    }
+
+    fn names(&mut self, module: u32, addresses: &[u64]) -> Vec<Option<String>> {
+        let functions = self.functions(module);
+        addresses.iter().map(|&address| name_of(functions?, address)).collect()
+    }
+
+    fn zeroing(&mut self, module: u32, addresses: &[u64]) -> Measured<Vec<Option<String>>> {
+        // Usually read before, for the names of the callers.
+        self.functions(module);
+        let opened = self.modules.get_mut(&module).ok_or_else(not_open)?;
+        let OpenModule { file, functions, calls, .. } = opened;
+        let calls = calls.get_or_insert_with(|| Calls::of(file, allocates_zeroed));
+        let calls = calls.as_ref().map_err(Clone::clone)?;
+        let called = |address: u64| match calls.before(address)? {
+            Target::Imported(name) => Some(name.to_owned()),
+            Target::Here(target) => name_of(functions.as_ref()?.as_ref()?, target),
+        };
+        let zeroing = |&address: &u64| called(address).filter(|name| allocates_zeroed(name));
+        Ok(addresses.iter().map(zeroing).collect())
     }
 
     fn generated(&mut self, file: File, addresses: &[u64]) -> Vec<Option<String>> {
@@ -203,10 +218,79 @@ impl Service {
     }
 }
 
+fn not_open() -> Absence {
+    Absence::new(Reason::NotFound, "the file was not sent or could not be kept open")
+}
+
+fn name_of(functions: &Functions, address: u64) -> Option<String> {
+    symbols::readable(&functions.name(address, symbols::MANGLED_LIMIT)?)
+}
+
 fn words(bytes: &[u8]) -> Registers {
     let mut registers = [0; REGISTERS];
     for (register, word) in registers.iter_mut().zip(bytes.chunks_exact(8)) {
         *register = u64::from_ne_bytes(word.try_into().unwrap_or_default());
     }
     registers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use allocwall_host::elf::ElfFile;
+    use std::process::Command;
+
+    /// The names of all functions that zero their block and that a program calls.
+    fn zeroing(main: &str, arguments: &[&str]) -> Option<Vec<String>> {
+        let folder = tempfile::tempdir().unwrap();
+        let (source, program) = (folder.path().join("p.c"), folder.path().join("p"));
+        let text =
+            format!("#include <stdlib.h>\n#include <string.h>\nint main(int n, char **v) {{ {main} }}\n");
+        std::fs::write(&source, text).unwrap();
+        let mut gcc = Command::new("gcc");
+        gcc.arg("-O1").arg(&source).arg("-o").arg(&program).args(arguments);
+        let built = gcc.output().is_ok_and(|output| output.status.success());
+        if !built || !cfg!(target_arch = "x86_64") {
+            println!("skipped: gcc does not build x86-64 here");
+            return None;
+        }
+        let file = File::open(program).unwrap();
+        let data = ElfFile::new(file.try_clone().unwrap());
+        let code = data.parse().unwrap().facts.section(".text").unwrap().clone();
+        let mut service = Service::default();
+        service.answer(&Ask::Open { module: 7 }, &[], Some(file));
+        let addresses = (code.address..=code.address + code.size).collect();
+        match service.answer(&Ask::Zeroing { module: 7, addresses }, &[], None) {
+            Answer::Zeroing(Ok(names)) => Some(names.into_iter().flatten().collect()),
+            answer => panic!("{answer:?}"),
+        }
+    }
+
+    #[test]
+    fn callers_of_calloc_are_known_also_in_a_stripped_program() {
+        for arguments in [&[] as &[&str], &["-s"], &["-s", "-fno-plt"]] {
+            let calloc = "char *p = calloc(n, 5); p[1] = 1; return p[2];";
+            if let Some(names) = zeroing(calloc, arguments) {
+                assert_eq!(names, ["calloc"], "{arguments:?}");
+            }
+            let own = "char *p = malloc(n * 5); memset(p, 0, n * 4); p[1] = 1; return p[2];";
+            if let Some(names) = zeroing(own, arguments) {
+                assert!(names.is_empty(), "{arguments:?}: {names:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn calls_that_can_not_be_read_have_a_reason_each_time() {
+        let mut service = Service::default();
+        let reason =
+            |service: &mut Service| service.zeroing(1, &[0x1000, u64::MAX]).err().map(|why| why.reason);
+        assert_eq!(reason(&mut service), Some(Reason::NotFound));
+        let text = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(text.path(), "not a program, and longer than the header of one").unwrap();
+        service.answer(&Ask::Open { module: 1 }, &[], File::open(text.path()).ok());
+        for _ in 0..2 {
+            assert_eq!(reason(&mut service), Some(Reason::NotApplicable));
+        }
+    }
 }

@@ -12,6 +12,7 @@ use allocwall_host::program::{self, RaisedRights};
 use allocwall_host::rights::run_as_root;
 use allocwall_host::{clock, limits, topology};
 use allocwall_model::error::{Error, Result};
+use allocwall_model::placement::NodeCpus;
 use allocwall_model::recording::{CgroupTick, HostFacts};
 use allocwall_model::units::{Absence, Measured, Reason};
 use std::ffi::OsString;
@@ -24,6 +25,8 @@ pub struct Attached {
     pub collector: Collector,
     pub sampling: Sampling,
     pub cgroups: Measured<Groups>,
+    /// The NUMA nodes of the machine with their CPUs.
+    pub nodes: Measured<Vec<NodeCpus>>,
     /// Why not all of its processes were found.
     pub tree_unread: Option<Absence>,
     /// The command, if allocwall started it.
@@ -80,6 +83,7 @@ impl Attached {
         let tree_unread = roots.adopt(&proc, &mut collector);
         let mut sampling = Sampling::open(machine, clocks, request, &host, &collector, &roots);
         let cgroups = Groups::of(machine, roots.pids());
+        let nodes = topology::nodes(&machine.path("/sys"));
         let (command, start) = match roots {
             Roots::Running(_) => (None, WindowStart::now()),
             Roots::Held(held) => {
@@ -95,11 +99,17 @@ impl Attached {
             }
         };
         collector.set_start(start.monotonic_ns);
-        Ok(Attached { proc, host, collector, sampling, cgroups, tree_unread, command, start })
+        Ok(Attached { proc, host, collector, sampling, cgroups, nodes, tree_unread, command, start })
     }
 
     pub fn cgroup_tick(&mut self) -> Option<CgroupTick> {
         self.cgroups.as_mut().ok()?.tick()
+    }
+
+    /// Whether the samples show page faults: with kernel stacks whose functions have names.
+    pub fn samples_have_owners(&self) -> bool {
+        let sampled = self.sampling.clocks.is_ok() && self.sampling.kernel_stacks;
+        sampled && self.proc.kernel_symbols_visible() != Ok(false)
     }
 
     /// Hands the records of the clocks to the collector. `last`: the clocks are stopped.

@@ -2,17 +2,20 @@
 
 use super::Recorded;
 use super::attach::{Attached, Command};
+use super::bills::{self, Bills};
+use super::placement::{self, Placing};
 use super::probes;
 use super::window::Window;
+use crate::counts::Counted;
 use crate::file::{Part, Tail};
-use crate::heap;
 use allocwall_host::cgroup::{CgroupFs, Frozen};
 use allocwall_host::clock;
 use allocwall_host::proc::ProcFs;
 use allocwall_model::catalogue::advice::Advice;
 use allocwall_model::error::Result;
-use allocwall_model::recording::{EventCount, HeapView, Probe, ProbeName, ProbeState};
-use allocwall_model::units::{Absence, Measured, Reason};
+use allocwall_model::recording::{EventCount, Probe, ProbeName, ProbeState};
+use allocwall_model::units::{Absence, Reason};
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -23,6 +26,10 @@ pub struct Closed {
     pub end_ns: u64,
     /// Resident bytes at the end; None if the target had ended, or they could not be read.
     pub resident: Option<u64>,
+    /// On which NUMA nodes the memory is, which is read meanwhile.
+    pub placement: Placing,
+    /// The resident memory by owner, which is read meanwhile.
+    pub bills: Bills,
     /// What kept the target from running.
     pub stopped: Option<Absence>,
     /// The state of Python's stacks; None if the target has no Python.
@@ -32,17 +39,26 @@ pub struct Closed {
 impl Closed {
     /// Unwinds and names the stacks, and writes the rest of the recording.
     pub fn assemble(self, output: Option<PathBuf>) -> Result<Recorded> {
-        let Closed { window, end_ns, resident, stopped, python } = self;
+        let Closed { window, end_ns, resident, placement, bills, stopped, python } = self;
         let Window { mut target, mut writer, mut meta, readings, counting, pids, .. } = window;
-        let heap = walk_heap(&target, &pids);
-        let (counts, counted) = without_narrow(&target, counting.finish());
+        let Counted { calls, calls_probe, hardware, hardware_probe } = counting.finish();
+        let (counts, counted) = without_narrow(&target, (calls, calls_probe));
         // Before the probes: what was lost to limits is known only then.
         target.collector.unwind_all();
-        let mut probes = probes::of(&mut target, &readings, counted, resident);
+        let mut probes = probes::of(&mut target, &readings, counted, hardware_probe, resident);
         probes.extend(stopped.map(|absence| Probe::new(ProbeName::Stopped, ProbeState::Partial(absence))));
         probes.extend(python);
+        let (fault_slices, fault_owners) = readings.faults.finish(target.collector.owners_missing());
+        probes.extend(fault_owners);
         let (accounts, collecting) = readings.accounts.finish();
-        let collected = target.collector.finish(meta.sample_period_ns);
+        let mut collected = target.collector.finish(meta.sample_period_ns);
+        let stays = target.command.as_ref().is_none_or(|command| command.keep);
+        let alive: HashSet<i32> = pids.into_iter().filter(|_| stays).collect();
+        collected.processes.iter_mut().for_each(|process| process.ended = !alive.contains(&process.pid));
+        let (resident, heap) = bills.finish();
+        probes.extend(bills::probe(&resident));
+        let placement = placement.finish();
+        probes.extend(placement::probe(&placement));
         meta.lost_records = collected.lost;
         writer.write(&Part::Tail(Box::new(Tail {
             meta,
@@ -53,8 +69,12 @@ impl Closed {
             counts,
             neighbours: collected.neighbours,
             heap,
+            resident,
+            placement,
             accounts,
             collecting,
+            fault_slices,
+            hardware,
             frames: collected.frames,
             stacks: collected.stacks,
             sample_stacks: collected.sample_stacks,
@@ -70,16 +90,6 @@ impl Closed {
             launched,
         })
     }
-}
-
-/// A 32-bit heap has other chunk headers.
-fn walk_heap(target: &Attached, pids: &[i32]) -> Measured<HeapView> {
-    let narrow = &target.collector.family.narrow;
-    let wide: Vec<i32> = pids.iter().copied().filter(|pid| !narrow.contains(pid)).collect();
-    if wide.is_empty() && !pids.is_empty() {
-        return Err(Absence::new(Reason::NotSupported, "the heap of a 32-bit program cannot be read"));
-    }
-    heap::walk(&target.proc, &target.collector.family.listing.processes, &wide)
 }
 
 /// Tracepoints of system calls do not include those of 32-bit programs (arch_trace_is_compat_syscall,

@@ -20,8 +20,15 @@ fn too_costly(detail: String) -> Absence {
     Absence::new(Reason::TooCostly, detail)
 }
 
-/// `counts` is the probe of the map calls; `resident` the target's memory at the end.
-pub fn of(target: &mut Attached, readings: &Readings, counts: Probe, resident: Option<u64>) -> Vec<Probe> {
+/// `counts` is the probe of the map calls; `hardware` that of the hardware events; `resident` the target's memory at the
+/// end.
+pub fn of(
+    target: &mut Attached,
+    readings: &Readings,
+    counts: Probe,
+    hardware: Probe,
+    resident: Option<u64>,
+) -> Vec<Probe> {
     let (sampling, collector) = (&target.sampling, &target.collector);
     let mut probes = vec![
         Probe::new(ProbeName::CpuSamples, cpu_samples(sampling, collector)),
@@ -38,7 +45,7 @@ pub fn of(target: &mut Attached, readings: &Readings, counts: Probe, resident: O
     let incomplete = [
         (ProbeName::Tree, target.tree_unread.clone()),
         (ProbeName::Processes, target.collector.family.missing().map(too_costly)),
-        (ProbeName::Names, target.collector.unread().map(too_costly)),
+        (ProbeName::Names, target.collector.unread()),
         (ProbeName::Code, target.collector.family.code_cut.clone()),
     ];
     probes.extend(
@@ -46,9 +53,7 @@ pub fn of(target: &mut Attached, readings: &Readings, counts: Probe, resident: O
             .into_iter()
             .filter_map(|(name, absence)| Some(Probe::new(name, ProbeState::Partial(absence?)))),
     );
-    if let Err(absence) = &target.host.pmu {
-        probes.push(Probe::new(ProbeName::Pmu, ProbeState::Absent(absence.clone())));
-    }
+    probes.push(hardware);
     probes.extend(readings.threads.probe());
     probes
 }

@@ -2,7 +2,10 @@
 
 use super::Request;
 use super::attach::Attached;
+use super::bills::Bills;
 use super::closed::{self, Closed};
+use super::faults::FaultSlices;
+use super::placement::Placing;
 use super::random::Random;
 use super::waits::WaitSampler;
 use crate::accounts::Accounts;
@@ -27,6 +30,9 @@ const BATCH_EVERY: Duration = Duration::from_secs(1);
 /// may run in step with the samples.
 const SAMPLE_LATE_NS: u64 = 2_000_000;
 const PYTHON_EVERY: Duration = Duration::from_millis(100);
+/// In a short window, so many reads are made, but not more often than this.
+const PYTHON_LEAST_READS: u32 = 40;
+const PYTHON_SOONEST: Duration = Duration::from_millis(50);
 /// The most reads of Python's stacks in a window; one read gives a kilobyte per thread.
 const PYTHON_READS: u32 = 4000;
 /// Up to this many threads, exact times are read every second; above it, only at both ends of the window.
@@ -48,6 +54,7 @@ pub struct Readings {
     pub ticks: TickReader,
     pub threads: ThreadClock,
     pub waits: WaitSampler,
+    pub faults: FaultSlices,
     pythons: Pythons,
     pub accounts: Accounts,
     new_ticks: Vec<Tick>,
@@ -61,7 +68,7 @@ impl Window {
     /// The target has ended.
     pub fn open(mut target: Attached, mut writer: Writer, request: &Request<'_>) -> Result<Window> {
         let meta = meta(&target, request.window);
-        let mut readings = Readings::new(&target, request.readers.clone());
+        let mut readings = Readings::new(&target, request.readers.clone(), request.window);
         let pids = target.collector.family.alive();
         readings.first(&mut target, &pids);
         // The clocks of a launched command are running since before its first instruction.
@@ -84,8 +91,8 @@ impl Window {
             modules: target.collector.family.modules.list().to_vec(),
             prices: request.prices.clone(),
         })));
-        let counting = counts::start(&target.proc, &pids, request.window, request.closely);
-        let python_every = PYTHON_EVERY.max(request.window / PYTHON_READS);
+        let counting = counts::start(&target.proc, &target.host, &pids, request.window, request.closely);
+        let python_every = python_every(request.window);
         Ok(Window { target, writer, meta, readings, counting, pids, python_every })
     }
 
@@ -114,6 +121,10 @@ impl Window {
                 let locks = self.readings.accounts.python_locks();
                 self.readings.waits.sample(proc, &self.pids, &locks, collector, start, false);
             }
+            if self.readings.faults.due_ns() <= now {
+                let (proc, collector) = (&self.target.proc, &mut self.target.collector);
+                self.readings.faults.turn(proc, &self.pids, collector);
+            }
             if due.tick.passed(soon, TICK_EVERY) {
                 if !self.tick(t_ns) {
                     return;
@@ -124,15 +135,16 @@ impl Window {
             if due.python.passed(soon, self.python_every) {
                 self.readings.pythons.read(t_ns, &mut self.readings.new_python);
             }
-            if self.readings.accounts.next_sample_ns().is_some_and(|at| at + due.late_ns <= now) {
+            if due.sample_ns(self.readings.accounts.next_sample_ns()) <= now {
                 self.readings.accounts.sample();
                 due.vary();
             }
             if due.batch.passed(now, BATCH_EVERY) {
                 self.end_batch(t_ns);
             }
-            let sample = self.readings.accounts.next_sample_ns().map_or(u64::MAX, |at| at + due.late_ns);
-            clock::sleep_until(due.next().min(sample).min(start + length));
+            let sample = due.sample_ns(self.readings.accounts.next_sample_ns());
+            let slice = self.readings.faults.due_ns();
+            clock::sleep_until(due.next().min(sample).min(slice).min(start + length));
         }
     }
 
@@ -174,10 +186,22 @@ impl Window {
             let _ = clocks.stop();
         }
         let end_ns = clock::monotonic_ns();
+        self.readings.faults.close();
         let start_ns = self.target.start.monotonic_ns;
         self.meta.window_ns = end_ns - start_ns;
         self.pids = self.target.collector.family.alive();
         let mut resident = None;
+        if !self.pids.is_empty() {
+            let t_ns = self.meta.window_ns;
+            // First, because the threads that read them take their own time, and the steps below take longer.
+            self.readings.accounts.last_tick(&self.pids);
+            let (proc, collector) = (&self.target.proc, &mut self.target.collector);
+            let locks = self.readings.accounts.python_locks();
+            self.readings.waits.sample(proc, &self.pids, &locks, collector, start_ns, true);
+            resident = self.readings.tick(&mut self.target, &self.pids, t_ns, true);
+            // It may end during these readings. What they missed is then unknown, and not zero.
+            self.pids = self.target.collector.family.alive();
+        }
         if self.pids.is_empty() {
             self.meta.ended = Ended::TargetExited { status: self.exit_status() };
             // The end was noticed with a delay; in that time no thread of the target waited.
@@ -185,14 +209,7 @@ impl Window {
             let exit_ns = self.target.collector.family.last_exit_ns.unwrap_or(end_ns);
             self.meta.window_ns = exit_ns.clamp(start_ns + 1, end_ns) - start_ns;
         } else {
-            let t_ns = self.meta.window_ns;
-            // First, because the threads that read them take their own time, and the steps below take longer.
-            self.readings.accounts.tick(&self.pids);
-            let (proc, collector) = (&self.target.proc, &mut self.target.collector);
-            let locks = self.readings.accounts.python_locks();
-            self.readings.waits.sample(proc, &self.pids, &locks, collector, start_ns, true);
-            resident = self.readings.tick(&mut self.target, &self.pids, t_ns, true);
-            self.readings.threads.close(&self.target.proc, &self.pids, t_ns);
+            self.readings.threads.close(&self.target.proc, &self.pids, self.meta.window_ns);
         }
         let stopped = closed::stopped(&self.target.proc, &self.pids);
         self.meta.own_cpu_ns = clock::own_cpu_ns() - self.target.start.own_cpu_ns
@@ -202,15 +219,23 @@ impl Window {
         self.target.drain(true);
         self.target.collector.window_closed();
         self.target.collector.family.check_facts(true);
+        let placement = Placing::start(&self.target, &self.pids, &self.readings.threads);
+        let bills = Bills::start(&self.target, &self.pids, &self.readings.threads);
         let python = self.readings.pythons.finish(&mut self.readings.new_python);
         self.ship();
-        Closed { window: self, end_ns, resident, stopped, python }
+        Closed { window: self, end_ns, resident, placement, bills, stopped, python }
     }
 
     fn exit_status(&self) -> Option<String> {
         let exited = self.target.command.as_ref().and_then(|command| command.child.exited());
         exited.map(|status| status.to_string())
     }
+}
+
+/// The time between two reads of Python's stacks.
+fn python_every(window: Duration) -> Duration {
+    let often = (window / PYTHON_LEAST_READS).clamp(PYTHON_SOONEST, PYTHON_EVERY);
+    often.max(window / PYTHON_READS)
 }
 
 /// As the window opens. The rest is known when it has closed.
@@ -234,12 +259,13 @@ fn meta(target: &Attached, window: Duration) -> Meta {
 }
 
 impl Readings {
-    fn new(target: &Attached, readers: Readers) -> Readings {
+    fn new(target: &Attached, readers: Readers, window: Duration) -> Readings {
         let start = target.start.monotonic_ns;
         Readings {
-            ticks: TickReader::new(target.host.numa_nodes),
+            ticks: TickReader::default(),
             threads: ThreadClock::default(),
             waits: WaitSampler::new(start),
+            faults: FaultSlices::new(start, window, target.proc.is_live() && !target.samples_have_owners()),
             pythons: Pythons::new(readers, start),
             accounts: Accounts::new(start),
             new_ticks: Vec::new(),
@@ -266,6 +292,7 @@ impl Readings {
         let cgroup = target.cgroup_tick();
         let tick = self.ticks.read(&target.proc, pids, t_ns, cgroup, deep).ok()?;
         let resident = tick.resident;
+        self.faults.counted(tick.t_ns, tick.minor_faults);
         self.new_ticks.push(tick);
         Some(resident)
     }
@@ -318,6 +345,11 @@ impl Due {
         }
     }
 
+    /// When a sample of a collector is taken that is due at `at`.
+    fn sample_ns(&self, at: Option<u64>) -> u64 {
+        at.map_or(u64::MAX, |at| at.saturating_add(self.late_ns))
+    }
+
     /// Draws the delay of the next sample of a collector.
     fn vary(&mut self) {
         self.late_ns = self.random.below(SAMPLE_LATE_NS);
@@ -337,20 +369,40 @@ mod tests {
     use super::*;
 
     #[test]
-    fn samples_of_a_collector_have_no_fixed_rhythm() {
-        let mut due = Due::new(12_345);
-        let late: Vec<u64> = (0..1000)
-            .map(|_| {
-                due.vary();
-                due.late_ns
-            })
-            .collect();
-        let mean = late.iter().sum::<u64>() / 1000;
-        assert!((SAMPLE_LATE_NS * 9 / 20..SAMPLE_LATE_NS * 11 / 20).contains(&mean), "{mean}");
-        for part in 0..8 {
-            let range = SAMPLE_LATE_NS * part / 8..SAMPLE_LATE_NS * (part + 1) / 8;
-            let count = late.iter().filter(|ns| range.contains(*ns)).count();
-            assert!((80..175).contains(&count), "{range:?}: {count}");
+    fn pythons_stacks_are_read_more_often_in_a_short_window() {
+        for (window_ms, every_ms) in
+            [(500, 50), (2_000, 50), (3_000, 75), (4_000, 100), (60_000, 100), (800_000, 200)]
+        {
+            let window = Duration::from_millis(window_ms);
+            assert_eq!(python_every(window), Duration::from_millis(every_ms), "{window_ms} ms");
         }
+    }
+
+    /// How many of 1,000 samples, each due 10 ms after the last one, are in each tenth of the period of a target that does
+    /// something every 10 ms.
+    fn samples_by_phase(varied: bool) -> [u32; 10] {
+        const START: u64 = 12_345;
+        const PERIOD: u64 = 10_000_000;
+        let mut due = Due::new(START);
+        let mut counts = [0; 10];
+        let mut at = START + PERIOD;
+        for _ in 0..1000 {
+            let sampled = due.sample_ns(Some(at));
+            assert!((at..at + SAMPLE_LATE_NS).contains(&sampled));
+            counts[((sampled - START) % PERIOD * 10 / PERIOD) as usize] += 1;
+            at = sampled + PERIOD;
+            if varied {
+                due.vary();
+            }
+        }
+        counts
+    }
+
+    #[test]
+    fn samples_of_a_collector_are_not_in_step_with_the_target() {
+        let varied = samples_by_phase(true);
+        assert!(varied.iter().all(|count| (60..150).contains(count)), "{varied:?}");
+        assert_eq!(samples_by_phase(false), [1000, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(Due::new(7).sample_ns(None), u64::MAX);
     }
 }

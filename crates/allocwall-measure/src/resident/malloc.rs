@@ -608,11 +608,14 @@ fn divided(areas: &[Area], tallies: &[Tally], whole: bool, held: u64, complete: 
     }
     let chunks = sum(&|area| area.pages.bytes(area.first, area.end));
     let top = sum(&|area| if area.has_top { area.pages.bytes(area.end, area.limit) } else { 0 });
-    // malloc_trim shortens the main heap, and leaves the top chunk of other arenas as it is.
-    let top_pages = sum(&|area| {
+    let top_pages = |area: &Area| {
         let first = (area.end + CHUNK_FIELDS).next_multiple_of(PAGE);
-        if area.has_top && !area.of_thread { area.pages.bytes(first, area.limit) } else { 0 }
-    });
+        if area.has_top { area.pages.bytes(first, area.limit) } else { 0 }
+    };
+    // malloc_trim shortens the main heap, and leaves the top chunk of other arenas as it is. A free shortens all of them
+    // (systrim, heap_trim).
+    let trimmed = sum(&|area| if area.of_thread { 0 } else { top_pages(area) });
+    let tops = sum(&top_pages);
     let (mut free, mut cached, mut trimmable) = (Ratio::default(), Ratio::default(), Ratio::default());
     let mut unknown = 0.0;
     for tally in tallies {
@@ -635,12 +638,12 @@ fn divided(areas: &[Area], tallies: &[Tally], whole: bool, held: u64, complete: 
     let scale = if resident > 0.0 { held / resident } else { 0.0 };
     // Of heaps that were not read, all is possible.
     let missing = if complete || held <= 0.0 { 0.0 } else { (1.0 - resident / held).max(0.0) };
+    let present = 1.0 - missing;
     let bytes = |ratio: Ratio, certain: f64| {
         let (point, half) = (ratio.point(), ratio.half_width(seen));
         let low = (point - half).max(0.0) * (1.0 - unknown);
         let high = (point + half).min(1.0) * (1.0 - unknown) + unknown;
         let scaled = |share: f64| (chunks * share + certain) * scale;
-        let present = 1.0 - missing;
         Interval::new(scaled(low) * present, scaled(point), scaled(high) * present + held * missing)
     };
     let free = bytes(free, top);
@@ -650,7 +653,12 @@ fn divided(areas: &[Area], tallies: &[Tally], whole: bool, held: u64, complete: 
         live_bytes: live,
         free_bytes: free,
         cached_bytes: bytes(cached, 0.0),
-        trimmable_bytes: bytes(trimmable, top_pages),
+        trimmable_bytes: bytes(trimmable, trimmed),
+        top_bytes: Interval::new(
+            tops * scale * present,
+            tops * scale,
+            tops * scale * present + held * missing,
+        ),
         method: String::new(),
         unfinished: None,
     })
@@ -872,8 +880,26 @@ mod tests {
             assert!((split.live_bytes.point + split.free_bytes.point - held as f64).abs() < 1.0);
             // The top chunk, but for the page with its header.
             assert!(split.trimmable_bytes.point >= (1 << 20) as f64 - 2.0 * 4096.0, "{split:?}");
+            assert!((split.top_bytes.point - f64::from(1 << 20)).abs() <= 2.0 * 4096.0, "{split:?}");
             assert_eq!(split.unfinished, None);
         }
+    }
+
+    /// Whole pages above the last block: of both kinds of heaps, but malloc_trim returns only those of the main heap.
+    #[test]
+    fn the_end_of_a_heap_is_free_memory_of_its_own() {
+        for (flags, trimmed) in [(0, true), (NON_MAIN_ARENA, false)] {
+            let (mut made, area) = heap_of(&[(64, Live); 64], 16 * 4096, flags);
+            let held = area.pages.count() * PAGE;
+            let split = split(&[area], &marks(), true, held, true, &mut made).unwrap();
+            assert_eq!(split.top_bytes, Interval::exact(15.0 * 4096.0));
+            assert_eq!(split.trimmable_bytes.point > 0.0, trimmed, "{split:?}");
+        }
+        // The near twin: the last page is in use.
+        let (mut made, area) = heap(&[(64, Live); 64], 32);
+        let held = area.pages.count() * PAGE;
+        let split = split(&[area], &marks(), true, held, true, &mut made).unwrap();
+        assert_eq!(split.top_bytes, Interval::exact(0.0));
     }
 
     #[test]

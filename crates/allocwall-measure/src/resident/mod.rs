@@ -6,7 +6,7 @@
 
 mod malloc;
 mod owners;
-mod pages;
+pub(crate) mod pages;
 mod python;
 mod ratio;
 mod stacks;
@@ -20,7 +20,7 @@ use allocwall_host::facts::Machine;
 use allocwall_host::file::absence_of;
 use allocwall_host::proc::{ProcFs, Status};
 use allocwall_host::rights::run_as_root;
-use allocwall_host::smaps;
+use allocwall_host::smaps::{self, Whole};
 use allocwall_model::catalogue::modules::AllocatorKind;
 use allocwall_model::error::{Error, Result};
 use allocwall_model::recording::{Libc, Process, Runtime, version_of};
@@ -29,6 +29,7 @@ use allocwall_model::units::{Absence, Measured, Reason, plural, thousands};
 use malloc::{Area, Arena, LISTED, LISTED_OF_THREADS, Largest, Marks, Top};
 use owners::{Amounts, Owners, Range, Seen, first_chunk};
 use pages::{Memory, Words, out_of_time};
+use stacks::Pointers;
 use std::collections::HashMap;
 use std::fs::File;
 use std::ops::ControlFlow;
@@ -60,35 +61,112 @@ pub fn measure(request: &Request) -> Result<ResidentBill> {
     let (proc, pid) = (&machine.proc, request.pid);
     refuse_foreign_proc(proc)?;
     may_measure(proc, pid)?;
-    let started = start_of(proc, pid)?;
-    // A thread whose entries in /proc show the memory.
-    let thread = proc.living_thread(pid);
-    let space = Space::open(proc, thread).map_err(|absence| refused(pid, absence))?;
+    let held = Held::open(proc, pid).map_err(|absence| refused(pid, absence))?;
     let mut modules = Modules::new(proc.root(), request.readers.clone());
     // From now on, all files together have a time limit.
     modules.reader().window_closed(0);
     let process = modules.inspect(pid)?.process;
+    let time = request.exact.map_or(Time::Steps, Time::Exact);
+    held.read(&machine, &process, time, began).map_err(|absence| refused(pid, absence))
+}
 
-    let before = status_of(proc, pid, thread)?;
-    let reading = Reading::new(request, proc, thread, &process);
-    let mut seen = Seen::new(&process);
-    let sizes = reading.deadline(SIZES);
-    let whole = smaps::of(proc, thread, |vma| {
-        seen.take(vma);
-        if Instant::now() > sizes { ControlFlow::Break(out_of_time()) } else { ControlFlow::Continue(()) }
-    });
-    let whole = whole.map_err(|absence| refused(pid, absence))?;
-    let found = reading.divide(seen, whole.cut.is_none());
-    let after = status_of(proc, pid, thread)?;
-    // The number may belong to another process by now.
-    if start_of(proc, pid)? != started {
-        return Err(Error::NoSuchProcess(pid));
+/// The bill of a process that was inspected before, from samples. Nothing is read after `until`.
+pub(crate) fn of_known(process: &Process, until: Instant) -> Measured<ResidentBill> {
+    let began = Instant::now();
+    let machine = Machine::live();
+    Held::open(&machine.proc, process.pid)?.read(&machine, process, Time::Until(until), began)
+}
+
+/// How much of a process is read, and until when.
+#[derive(Clone, Copy, Debug)]
+enum Time {
+    /// Samples. Each step has its own limit.
+    Steps,
+    /// Samples, until this moment at most.
+    Until(Instant),
+    /// Every chunk, for this time.
+    Exact(Duration),
+}
+
+/// A process that keeps its identity while it is read.
+struct Held {
+    pid: i32,
+    /// With the pid, it identifies the process.
+    started: u64,
+    /// A thread whose entries in /proc show the memory.
+    thread: i32,
+    space: Space,
+}
+
+impl Held {
+    fn open(proc: &ProcFs, pid: i32) -> Measured<Held> {
+        let started = proc.process_stat(pid)?.start_ticks;
+        let thread = proc.living_thread(pid);
+        let space = Space::open(proc, thread)?;
+        Ok(Held { pid, started, thread, space })
     }
-    if !space.exists() {
-        return Err(Error::Refused(format!(
-            "process {pid} started another program (exec) while it was read; run the command again"
-        )));
+
+    /// Why what was read may belong to another process, or to another program.
+    fn check(&self, proc: &ProcFs) -> Measured<()> {
+        let pid = self.pid;
+        if proc.process_stat(pid)?.start_ticks != self.started {
+            return Err(ended(pid));
+        }
+        if !self.space.exists() {
+            let detail = format!(
+                "process {pid} started another program (exec) while it was read; run the command again"
+            );
+            return Err(Absence::new(Reason::TooLittle, detail));
+        }
+        Ok(())
     }
+
+    fn read(
+        &self,
+        machine: &Machine,
+        process: &Process,
+        time: Time,
+        began: Instant,
+    ) -> Measured<ResidentBill> {
+        let (proc, pid) = (&machine.proc, self.pid);
+        let before = status_of(proc, pid, self.thread)?;
+        let reading = Reading { began: Instant::now(), time, proc, pid, thread: self.thread, process };
+        let mut seen = Seen::new(process);
+        let sizes = reading.deadline(SIZES);
+        let whole = smaps::of(proc, self.thread, |vma| {
+            seen.take(vma);
+            if Instant::now() > sizes { ControlFlow::Break(out_of_time()) } else { ControlFlow::Continue(()) }
+        })?;
+        let found = reading.divide(seen, whole.cut.is_none());
+        let after = status_of(proc, pid, self.thread)?;
+        let group = CgroupFs::of(machine).and_then(|cgroups| cgroups.kernel_memory(pid));
+        // Last: the number of the process may belong to another one by now.
+        self.check(proc)?;
+        let mut notes = cuts(&whole, pid);
+        notes.extend(found.notes);
+        let no_page_tables = || Absence::new(Reason::NotSupported, "/proc/PID/status has no VmPTE line");
+        Ok(ResidentBill {
+            pid,
+            comm: process.comm.clone(),
+            cmdline: process.cmdline.clone(),
+            runtime: process.runtime.clone(),
+            allocator: process.allocator.clone(),
+            secure_exec: process.secure_exec.clone(),
+            environment: process.environment.clone(),
+            rows: found.rows,
+            rss_before_bytes: before.resident,
+            rss_after_bytes: after.resident,
+            thread_arenas: found.thread_arenas,
+            page_tables_bytes: after.status.vm_pte.ok_or_else(no_page_tables),
+            group,
+            notes,
+            took_ms: began.elapsed().as_millis() as u64,
+        })
+    }
+}
+
+/// What of smaps was not read.
+fn cuts(whole: &Whole, pid: i32) -> Vec<String> {
     let mut notes = Vec::new();
     if let Some(cut) = &whole.cut {
         notes.push(format!(
@@ -102,23 +180,7 @@ pub fn measure(request: &Request) -> Result<ResidentBill> {
         let lines = plural(whole.malformed as u64, "line");
         notes.push(format!("/proc/{pid}/smaps: {} {lines} could not be read", whole.malformed));
     }
-    notes.extend(found.notes);
-    let no_page_tables = || Absence::new(Reason::NotSupported, "/proc/PID/status has no VmPTE line");
-    Ok(ResidentBill {
-        pid,
-        comm: process.comm,
-        cmdline: process.cmdline,
-        runtime: process.runtime,
-        allocator: process.allocator,
-        rows: found.rows,
-        rss_before_bytes: before.resident,
-        rss_after_bytes: after.resident,
-        thread_arenas: found.thread_arenas,
-        page_tables_bytes: after.status.vm_pte.ok_or_else(no_page_tables),
-        group: CgroupFs::of(&machine).and_then(|cgroups| cgroups.kernel_memory(pid)),
-        notes,
-        took_ms: began.elapsed().as_millis() as u64,
-    })
+    notes
 }
 
 /// The address space of a process. A program that is executed gets another one.
@@ -137,21 +199,20 @@ impl Space {
     }
 }
 
-/// With the pid, it identifies a process.
-fn start_of(proc: &ProcFs, pid: i32) -> Result<u64> {
-    Ok(proc.process_stat(pid).map_err(|absence| refused(pid, absence))?.start_ticks)
-}
-
 struct Counted {
     status: Status,
     resident: u64,
 }
 
-fn status_of(proc: &ProcFs, pid: i32, thread: i32) -> Result<Counted> {
-    let status = proc.status(thread).map_err(|absence| refused(pid, absence))?;
+fn status_of(proc: &ProcFs, pid: i32, thread: i32) -> Measured<Counted> {
+    let status = proc.status(thread)?;
     // A process that ends loses its memory first.
-    let resident = status.vm_rss.ok_or(Error::NoSuchProcess(pid))?;
+    let resident = status.vm_rss.ok_or_else(|| ended(pid))?;
     Ok(Counted { status, resident })
+}
+
+fn ended(pid: i32) -> Absence {
+    Absence::new(Reason::Vanished, format!("process {pid} ended while its memory was read"))
 }
 
 fn refused(pid: i32, absence: Absence) -> Error {
@@ -175,22 +236,22 @@ struct Found {
 
 struct Reading<'a> {
     began: Instant,
-    exact: Option<Duration>,
+    time: Time,
     proc: &'a ProcFs,
     pid: i32,
     thread: i32,
     process: &'a Process,
 }
 
-impl<'a> Reading<'a> {
-    fn new(request: &Request, proc: &'a ProcFs, thread: i32, process: &'a Process) -> Reading<'a> {
-        Reading { began: Instant::now(), exact: request.exact, proc, pid: request.pid, thread, process }
-    }
-
+impl Reading<'_> {
     /// Until when something is read of which the reading begins now. With `--exact`, all together has the user's time.
     fn deadline(&self, limit: Duration) -> Instant {
         let limit = Instant::now() + limit;
-        self.exact.map_or(limit, |time| limit.max(self.began + time))
+        match self.time {
+            Time::Steps => limit,
+            Time::Until(end) => limit.min(end),
+            Time::Exact(time) => limit.max(self.began + time),
+        }
     }
 
     /// From mappings to rows. `complete`: these are all mappings.
@@ -207,7 +268,8 @@ impl<'a> Reading<'a> {
             let detail = "a 32-bit program: the headers of its allocators have another layout";
             Err(Absence::new(Reason::NotSupported, detail))
         } else {
-            Memory::open(self.proc, self.thread, self.deadline(HEADERS))
+            // The time is its limit.
+            Memory::open(self.proc, self.thread, self.deadline(HEADERS), u64::MAX)
         };
         match memory {
             Ok(memory) => self.divide_by_headers(seen, memory, glibc, notes),
@@ -235,7 +297,7 @@ impl<'a> Reading<'a> {
         glibc: bool,
         mut notes: Vec<String>,
     ) -> Found {
-        let whole = self.exact.is_some();
+        let whole = matches!(self.time, Time::Exact(_));
         let mains: Vec<Arena> = seen
             .data
             .iter()
@@ -257,7 +319,7 @@ impl<'a> Reading<'a> {
         let pools = self.process.runtime.as_ref().ok().and_then(python::pool_bytes);
         let pools = pools.map(|bytes| python::Pools::new(bytes, held, whole));
         let mut owners = Owners::new(seen.amounts, glibc, pools, whole);
-        let pointers = || stacks::pointers(self.proc, self.pid);
+        let pointers = || self.pointers();
         let (mut unread, mut why) = (0, None);
         for range in &seen.private {
             if let Err(absence) = owners.add(range, &pointers, &mut memory) {
@@ -336,6 +398,14 @@ impl<'a> Reading<'a> {
         arenas.sort_unstable();
         arenas.dedup();
         Found { rows, thread_arenas: arenas.len(), notes }
+    }
+
+    /// Go's stacks are in its heap: a pointer to one of them says nothing about the rest of the mapping.
+    fn pointers(&self) -> Pointers {
+        match &self.process.runtime {
+            Ok(Runtime::Go { .. }) => Pointers::default(),
+            _ => stacks::pointers(self.proc, self.pid),
+        }
     }
 
     /// The version of the C library, if it is a glibc whose version is known.
@@ -509,7 +579,7 @@ pub(crate) fn read_bytes(mut bytes: &[u8]) {
     let _ = malloc::split(&[area], &marks, flags & 8 != 0, resident, flags & 16 == 0, &mut made);
     let range = Range { start, end, amount: Amount::default(), above_gap: true, small_pages_only: true };
     let mut finder = owners::Finder::new(true, flags & 32 == 0);
-    let pointers = || stacks::Pointers { known: vec![start + 64], incomplete: false };
+    let pointers = || Pointers { known: vec![start + 64], incomplete: false };
     let parts = finder.parts(&range, &pointers, &mut made);
     assert!(parts.is_sorted_by(|a, b| a.end <= b.start), "parts overlap");
     for pool in POOLS {
@@ -522,20 +592,12 @@ pub(crate) fn read_bytes(mut bytes: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::Running;
     use allocwall_host::maps::{Mapping, Perms};
     use allocwall_host::smaps::Vma;
     use allocwall_model::recording::{Allocator, Linkage};
     use std::io::Write;
-    use std::process::{Child, Command, Stdio};
-
-    struct Running(Child);
-
-    impl Drop for Running {
-        fn drop(&mut self) {
-            let _ = self.0.kill();
-            let _ = self.0.wait();
-        }
-    }
+    use std::process::{Command, Stdio};
 
     fn of(pid: i32, exact: Option<Duration>) -> Result<ResidentBill> {
         measure(&Request { pid, exact, readers: Readers::Here })
@@ -560,9 +622,8 @@ mod tests {
 
     #[test]
     fn the_rows_of_a_sleeping_process_sum_to_its_resident_memory() {
-        let child = Command::new("sleep").arg("60").stdin(Stdio::null()).spawn().expect("sleep");
-        let child = Running(child);
-        let pid = child.0.id() as i32;
+        let child = Running::asleep();
+        let pid = child.pid();
         if let Err(absence) = ProcFs::live().smaps_rollup(pid) {
             return println!("skipped: {absence}");
         }
@@ -574,9 +635,14 @@ mod tests {
                 if let Ok(split) = &row.split {
                     let sum = split.live_bytes.point + split.free_bytes.point;
                     assert!((sum - row.amount.held_bytes() as f64).abs() < 1.0, "{row:?}");
-                    for part in
-                        [split.live_bytes, split.free_bytes, split.cached_bytes, split.trimmable_bytes]
-                    {
+                    assert!(split.top_bytes.high <= split.free_bytes.high + 1.0, "{row:?}");
+                    for part in [
+                        split.live_bytes,
+                        split.free_bytes,
+                        split.cached_bytes,
+                        split.trimmable_bytes,
+                        split.top_bytes,
+                    ] {
                         assert!(
                             part.low >= 0.0 && part.high < row.amount.held_bytes() as f64 + 1.0,
                             "{row:?}"
@@ -594,7 +660,7 @@ mod tests {
         assert!(matches!(of(i32::MAX, None), Err(Error::NoSuchProcess(i32::MAX))));
         assert!(matches!(of(0, None), Err(Error::NoSuchProcess(0))));
         let mut child = Running(Command::new("true").stdin(Stdio::null()).spawn().expect("true"));
-        let pid = child.0.id() as i32;
+        let pid = child.pid();
         while !ProcFs::live().process_stat(pid).expect("it was not waited for").ended() {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -609,7 +675,7 @@ mod tests {
         let mut command = Command::new("sh");
         command.args(["-c", "read line; exec sleep 60"]).stdin(Stdio::piped());
         let mut child = Running(command.spawn().expect("sh"));
-        let (proc, pid) = (ProcFs::live(), child.0.id() as i32);
+        let (proc, pid) = (ProcFs::live(), child.pid());
         let space = Space::open(&proc, pid).unwrap();
         assert!(space.exists());
         assert!(space.exists(), "it can be asked again");
@@ -642,11 +708,51 @@ mod tests {
             environment: vec![],
             thp_disabled: Err(unknown()),
             secure_exec: Err(unknown()),
+            ended: false,
         }
     }
 
     fn reading<'a>(proc: &'a ProcFs, process: &'a Process) -> Reading<'a> {
-        Reading { began: Instant::now(), exact: None, proc, pid: 7, thread: 7, process }
+        Reading { began: Instant::now(), time: Time::Steps, proc, pid: 7, thread: 7, process }
+    }
+
+    #[test]
+    fn a_process_that_was_inspected_before_is_read_until_a_moment() {
+        let child = Running::asleep();
+        let pid = child.pid();
+        if let Err(absence) = ProcFs::live().smaps_rollup(pid) {
+            return println!("skipped: {absence}");
+        }
+        let libc = Ok(Libc::Glibc { version: "2.36".into() });
+        let known = Process { pid, ..process(libc, Ok(Runtime::Native), Ok(AllocatorKind::Glibc)) };
+        let cut = |bill: &ResidentBill| bill.notes.iter().any(|note| note.contains("rows are incomplete"));
+        let later = || Instant::now() + Duration::from_secs(60);
+        let bill = of_known(&known, later()).expect("our own child");
+        assert!(!cut(&bill) && bill.is_sound(), "{bill:?}");
+        // Only the first mapping is read if the time is over.
+        let late = of_known(&known, Instant::now() - Duration::from_millis(1)).expect("our own child");
+        assert!(cut(&late) && late.is_sound(), "{late:?}");
+        assert!(late.resident_bytes() < bill.resident_bytes(), "{late:?}");
+        drop(child);
+        assert!(of_known(&known, later()).unwrap_err().is_gone());
+    }
+
+    #[test]
+    fn a_stack_pointer_into_the_heap_of_go_makes_no_stack() {
+        let root = tempfile::tempdir().unwrap();
+        let thread = root.path().join("7/task/7");
+        std::fs::create_dir_all(&thread).unwrap();
+        let waits = "202 0x1 0x2 0x3 0x4 0x5 0x6 0xc000012000 0x55\n";
+        std::fs::write(thread.join("syscall"), waits).unwrap();
+        let proc = ProcFs::at(root.path());
+        let of = |runtime| {
+            let process = process(Ok(Libc::Static), runtime, Err(none("")));
+            reading(&proc, &process).pointers()
+        };
+        assert_eq!(of(Ok(Runtime::Go { version: None })), Pointers::default());
+        let known = Pointers { known: vec![0xc0_0001_2000], incomplete: false };
+        assert_eq!(of(Ok(Runtime::Native)), known);
+        assert_eq!(of(Err(none(""))), known);
     }
 
     #[test]

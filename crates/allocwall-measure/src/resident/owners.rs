@@ -279,7 +279,8 @@ impl Finder {
         self.pointers.as_ref().is_some_and(|pointers| pointers.incomplete)
     }
 
-    /// The parts, in order of address. What is between them is other memory. Ranges come in order of address.
+    /// The parts, in order of address. What is between them is other memory. Ranges come in order of address. `pointers`:
+    /// stack pointers of threads whose stacks have mappings of their own.
     pub fn parts(
         &mut self,
         range: &Range,
@@ -558,6 +559,7 @@ mod tests {
             environment: vec![],
             thp_disabled: Err(unknown()),
             secure_exec: Err(unknown()),
+            ended: false,
         }
     }
 

@@ -2,20 +2,17 @@
 
 use crate::memory_kinds::PAGE;
 use allocwall_host::file::errno_text;
-use allocwall_host::memory::PageState;
+use allocwall_host::memory::{PageMap, PageState, ResidentReader, Unread};
 use allocwall_host::proc::ProcFs;
 use allocwall_host::rights::{can_read_memory, run_as_root};
-use allocwall_host::threads::MemoryReader;
 use allocwall_model::units::{Absence, Measured, Reason};
-use std::fs::File;
-use std::io::{Error, ErrorKind};
-use std::os::unix::fs::FileExt;
+use std::io::Error;
 use std::time::Instant;
 
 /// The most pages of one range: 256 GiB, which take 8 MiB here.
 const MOST_PAGES: u64 = 64 << 20;
-/// Bytes of /proc/PID/pagemap that are read at once: one word for each page.
-const ENTRIES: usize = 64 << 10;
+/// How many pages are asked for their states at once.
+const STATES: u64 = 8 << 10;
 /// Pages of memory that are read at once where it is read in order.
 const BLOCK: usize = 16;
 
@@ -67,7 +64,6 @@ impl Pages {
     }
 
     /// Number of resident pages.
-    #[cfg(test)]
     pub fn count(&self) -> u64 {
         self.ones(0, self.pages)
     }
@@ -157,18 +153,15 @@ pub trait Words {
     }
 }
 
-/// The memory of a process. Only resident pages are read: a read of another page would make one.
+/// The memory of a process.
 pub struct Memory {
     /// A living thread of the process.
     pid: i32,
-    pagemap: File,
-    reader: MemoryReader,
+    pages: PageMap,
+    reader: ResidentReader,
     /// What is read in order, and single pages elsewhere.
     ordered: Block,
     single: Block,
-    deadline: Instant,
-    /// A read did not return in time: the page belongs to a file system or to a program that does not answer.
-    failed: Option<Absence>,
 }
 
 /// Pages that were read together; without bytes, the first of them could not be read.
@@ -193,28 +186,20 @@ impl Block {
 }
 
 impl Memory {
-    /// `pid`: a living thread of the process.
-    pub fn open(proc: &ProcFs, pid: i32, deadline: Instant) -> Measured<Memory> {
+    /// `pid`: a living thread of the process. `most_bytes`: that are read in all.
+    pub fn open(proc: &ProcFs, pid: i32, deadline: Instant, most_bytes: u64) -> Measured<Memory> {
         if !proc.is_live() {
             return Err(Absence::new(Reason::NotApplicable, "a copy of /proc contains no memory"));
         }
         can_read_memory(pid).map_err(|error| refused("its memory can't be read", &error))?;
-        let path = format!("/proc/{pid}/pagemap");
-        let pagemap = File::open(&path).map_err(|error| refused(&path, &error))?;
-        Ok(Memory {
-            pid,
-            pagemap,
-            reader: MemoryReader::default(),
-            ordered: Block::default(),
-            single: Block::default(),
-            deadline,
-            failed: None,
-        })
+        let pages = PageMap::open(proc, pid).map_err(|error| page_map_refused(pid, &error))?;
+        let reader = ResidentReader::new(deadline, most_bytes);
+        Ok(Memory { pid, pages, reader, ordered: Block::default(), single: Block::default() })
     }
 
     /// Changes the time until which memory is read. What was read before is read again: the target ran on.
     pub fn until(&mut self, deadline: Instant) {
-        self.deadline = deadline;
+        self.reader.until(deadline);
         (self.ordered, self.single) = (Block::default(), Block::default());
     }
 
@@ -225,60 +210,28 @@ impl Memory {
             let detail = format!("a mapping has more than {} GiB", (MOST_PAGES * PAGE) >> 30);
             return Err(Absence::new(Reason::TooCostly, detail));
         }
-        let mut entries = vec![0; ENTRIES.min(pages as usize * 8)];
         let mut found = Pages::of(start, start + pages * PAGE, []);
         let mut at = 0;
         while at < pages {
             if let Some(over) = self.over() {
                 return Err(over);
             }
-            let wanted = (pages - at).min(entries.len() as u64 / 8);
-            let block = &mut entries[..wanted as usize * 8];
-            let offset = (start / PAGE + at) * 8;
-            self.pagemap.read_exact_at(block, offset).map_err(|error| match error.kind() {
-                // The file is empty once the address space is gone.
-                ErrorKind::UnexpectedEof => {
-                    let detail = format!("process {} ended, or started another program", self.pid);
-                    Absence::new(Reason::Vanished, detail)
-                }
-                _ => refused(&format!("/proc/{}/pagemap", self.pid), &error),
-            })?;
-            for (nth, entry) in block.chunks_exact(8).enumerate() {
-                if is_present(entry) {
-                    let index = at + nth as u64;
-                    found.bits[(index / 64) as usize] |= 1 << (index % 64);
-                }
+            let wanted = (pages - at).min(STATES);
+            let states = self.pages.states(start + at * PAGE, wanted as usize);
+            let states = states.map_err(|error| page_map_refused(self.pid, &error))?;
+            for index in (at..).zip(&states).filter(|(_, s)| **s == PageState::Resident).map(|(at, _)| at) {
+                found.bits[(index / 64) as usize] |= 1 << (index % 64);
             }
-            at += wanted;
+            at += states.len() as u64;
         }
         Ok(found)
     }
 
-    /// How many pages are resident, one after the other from this one on; at most `most`, up to [`BLOCK`]. It is asked
-    /// immediately before each read, because the target may have returned a page since.
-    fn present(&self, page: u64, most: usize) -> usize {
-        let mut entries = [0; BLOCK * 8];
-        let wanted = &mut entries[..most.min(BLOCK) * 8];
-        // Shorter at the end of the address space.
-        let read = self.pagemap.read_at(wanted, page * 8).unwrap_or(0);
-        wanted[..read].chunks_exact(8).take_while(|entry| is_present(entry)).count()
-    }
-
-    /// Reads the resident pages from this one on.
-    fn load(&mut self, page: u64, most: usize, mut bytes: Vec<u8>) -> Block {
-        bytes.clear();
-        let pages = if self.late() { 0 } else { self.present(page, most) };
-        if pages > 0 {
-            bytes.resize(pages * PAGE as usize, 0);
-            match self.reader.read(self.pid, page * PAGE, &mut bytes) {
-                Ok(read) => bytes.truncate(read),
-                Err(absence) => {
-                    bytes.clear();
-                    self.failed = Some(absence);
-                }
-            }
-        }
-        Block { at: page * PAGE, bytes }
+    /// Reads the resident pages from this address on; none, if the first one can't be read.
+    fn load(&mut self, at: u64, most: usize, mut bytes: Vec<u8>) -> Block {
+        // Without bytes, its words are not there; `over` has the reason if nothing can be read any more.
+        let _ = self.reader.read(&self.pages, at, most, &mut bytes);
+        Block { at: at & !(PAGE - 1), bytes }
     }
 }
 
@@ -295,7 +248,7 @@ impl Words for Memory {
         // A page that is absent is not asked for once per word.
         if !self.single.starts_with(at) {
             let bytes = std::mem::take(&mut self.single.bytes);
-            self.single = self.load(at / PAGE, 1, bytes);
+            self.single = self.load(at, 1, bytes);
         }
         self.single.word(at)
     }
@@ -303,19 +256,25 @@ impl Words for Memory {
     fn ahead(&mut self, at: u64) {
         if at >> 56 == 0 && self.ordered.word(at & !7).is_none() && !self.ordered.starts_with(at) {
             let bytes = std::mem::take(&mut self.ordered.bytes);
-            self.ordered = self.load(at / PAGE, BLOCK, bytes);
+            self.ordered = self.load(at, BLOCK, bytes);
         }
     }
 
     fn over(&self) -> Option<Absence> {
-        match &self.failed {
-            Some(failed) => Some(failed.clone()),
-            None => self.late().then(out_of_time),
-        }
+        self.reader.failure().cloned().or_else(|| self.late().then(out_of_time))
     }
 
     fn late(&self) -> bool {
-        self.failed.is_some() || Instant::now() > self.deadline
+        self.reader.is_over()
+    }
+}
+
+fn page_map_refused(pid: i32, error: &Error) -> Absence {
+    match Unread::of(error) {
+        Unread::Gone => {
+            Absence::new(Reason::Vanished, format!("process {pid} ended, or started another program"))
+        }
+        _ => refused(&format!("/proc/{pid}/pagemap"), error),
     }
 }
 
@@ -335,13 +294,9 @@ fn refused(what: &str, error: &Error) -> Absence {
     }
 }
 
-fn is_present(entry: &[u8]) -> bool {
-    entry.try_into().is_ok_and(|entry| PageState::of(entry) == PageState::Resident)
-}
-
 pub fn out_of_time() -> Absence {
     Absence::new(Reason::TooCostly, "the time for reading the process was over")
-        .mend("give it more time with --exact --budget 10s")
+        .mend("give it more time: allocwall memory --exact --budget 10s")
 }
 
 /// Words by address, for tests and for fuzzing: what is not there can't be read.
@@ -423,7 +378,8 @@ mod tests {
     fn own_memory_is_read_and_absent_pages_are_not() {
         let proc = ProcFs::live();
         let own = std::process::id() as i32;
-        let mut memory = match Memory::open(&proc, own, Instant::now() + Duration::from_secs(60)) {
+        let later = || Instant::now() + Duration::from_secs(60);
+        let mut memory = match Memory::open(&proc, own, later(), u64::MAX) {
             Ok(memory) => memory,
             Err(absence) => return println!("skipped: process_vm_readv: {absence}"),
         };
@@ -446,7 +402,7 @@ mod tests {
         // The reading itself did not make a page resident. The near twin: one that is touched is read.
         assert_eq!(memory.pages(at, at + (1 << 20)).unwrap().count(), 0);
         untouched.bytes()[..8].copy_from_slice(&7u64.to_le_bytes());
-        memory.until(Instant::now() + Duration::from_secs(60));
+        memory.until(later());
         assert_eq!(memory.word(at), Some(7));
         assert!(memory.pages(at, at + (1 << 20)).unwrap().count() > 0);
         memory.until(Instant::now() - Duration::from_millis(1));
@@ -456,19 +412,19 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_does_not_answer_ends_the_reading_with_its_reason() {
-        let own = std::process::id() as i32;
-        let mut memory = match Memory::open(&ProcFs::live(), own, Instant::now() + Duration::from_secs(60)) {
+    fn a_limit_ends_the_reading_with_its_reason() {
+        let (proc, own) = (ProcFs::live(), std::process::id() as i32);
+        let mut memory = match Memory::open(&proc, own, Instant::now() + Duration::from_secs(60), PAGE) {
             Ok(memory) => memory,
             Err(absence) => return println!("skipped: process_vm_readv: {absence}"),
         };
         assert!(!memory.late() && memory.over().is_none());
-        let failed = Absence::new(Reason::TooCostly, "no answer");
-        memory.failed = Some(failed.clone());
-        let word = 7u64;
-        assert_eq!(memory.word(&raw const word as u64), None);
-        assert_eq!((memory.late(), memory.over()), (true, Some(failed.clone())));
-        assert_eq!(memory.pages(0x1000, 0x2000), Err(failed));
+        let words = vec![7u64; 2 * PAGE as usize];
+        let (first, second) = (words.as_ptr() as u64, words.as_ptr() as u64 + 2 * PAGE);
+        assert_eq!((memory.word(first), memory.word(second)), (Some(7), None));
+        let over = memory.over().expect("it has read its page");
+        assert!(memory.late() && over.detail.contains("MiB"), "{over}");
+        assert_eq!(memory.pages(0x1000, 0x2000), Err(over));
     }
 
     #[test]

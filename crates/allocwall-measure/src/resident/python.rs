@@ -98,6 +98,7 @@ impl Pools {
             free_bytes: Interval::new(held - live.high, held - live.point, held - live.low),
             cached_bytes: Interval::exact(0.0),
             trimmable_bytes: Interval::exact(0.0),
+            top_bytes: Interval::exact(0.0),
             method,
             unfinished: None,
         }

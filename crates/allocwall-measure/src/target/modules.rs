@@ -104,6 +104,20 @@ impl Modules {
             .unwrap_or_else(|| vec![None; addresses.len()])
     }
 
+    /// Names of the allocator's functions that fill a block with zeros, one per return address in the module: the
+    /// function that was called there, or None.
+    ///
+    /// # Errors
+    /// The code of the module could not be read.
+    pub fn zeroing(&mut self, module: usize, addresses: &[u64]) -> Measured<Vec<Option<String>>> {
+        let known = self.known.get(module);
+        let Some(file) = known.and_then(|known| known.file.clone()) else {
+            let absent = known.and_then(|known| known.absent.clone());
+            return Err(absent.unwrap_or_else(|| Absence::new(Reason::NotFound, "the code has no file")));
+        };
+        self.reader.zeroing(module as u32, &file, addresses)
+    }
+
     /// Sends the reader the code of an image, if it does not have it yet.
     ///
     /// # Errors

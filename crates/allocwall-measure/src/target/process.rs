@@ -70,6 +70,7 @@ impl Modules {
             environment: settings(environ.unwrap_or_default()),
             thp_disabled: proc.status(thread).and_then(|status| thp_disabled(&status)),
             secure_exec: file::read(&root.join(format!("{thread}/auxv")), secure_exec),
+            ended: false,
         };
         Ok(TargetView { process, also, space, cut: code.cut })
     }

@@ -5,6 +5,7 @@ use super::versions::{is_version, python_name};
 use super::*;
 use crate::malloc_range::SymbolTable;
 use crate::reading::Readers;
+use crate::testing::Running;
 use allocwall_host::elf::{ElfFile, SymbolKind, Table};
 use allocwall_host::maps::{self, Mapping};
 use allocwall_host::proc::{ProcFs, Status};
@@ -16,27 +17,17 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// A process that is killed and reaped at the end of the test.
-struct Subject(Child);
-
-impl Drop for Subject {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// Starts a subject and inspects it until `ready`, because loading takes a moment.
+/// Starts a program and inspects it until `ready`, because loading takes a moment.
 fn inspected(command: &mut Command, ready: impl Fn(&TargetView) -> bool) -> Option<(Modules, TargetView)> {
     let child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().ok()?;
-    let child = Subject(child);
+    let child = Running(child);
     let deadline = Instant::now() + Duration::from_secs(20);
     let inspect = || {
         let mut modules = Modules::new("/proc", Readers::Here);
-        let view = modules.inspect(child.0.id() as i32).expect("a live subject");
+        let view = modules.inspect(child.pid()).expect("a live subject");
         (modules, view)
     };
     while !ready(&inspect().1) && Instant::now() <= deadline {
@@ -514,12 +505,12 @@ fn a_second_inspection_is_cheap() {
         if program.ends_with("node") {
             command.args(["-e", "setTimeout(()=>{},60000)"]);
         }
-        let child = Subject(command.stdin(Stdio::piped()).spawn().expect("start"));
+        let child = Running(command.stdin(Stdio::piped()).spawn().expect("start"));
         std::thread::sleep(Duration::from_millis(500));
         let mut modules = Modules::new("/proc", Readers::Here);
         let mut timed = || {
             let start = Instant::now();
-            modules.inspect(child.0.id() as i32).expect("a live subject");
+            modules.inspect(child.pid()).expect("a live subject");
             start.elapsed()
         };
         let first = timed();
@@ -533,13 +524,13 @@ fn a_second_inspection_is_cheap() {
 
 #[test]
 fn a_file_is_examined_once_for_all_processes() {
-    let first = Subject(sleep().spawn().expect("sleep"));
-    let second = Subject(sleep().spawn().expect("sleep"));
+    let first = Running(sleep().spawn().expect("sleep"));
+    let second = Running(sleep().spawn().expect("sleep"));
     std::thread::sleep(Duration::from_millis(100));
     let mut modules = Modules::new("/proc", Readers::Here);
-    modules.inspect(first.0.id() as i32).expect("first");
+    modules.inspect(first.pid()).expect("first");
     let examined = modules.list().len();
-    modules.inspect(second.0.id() as i32).expect("second");
+    modules.inspect(second.pid()).expect("second");
     assert_eq!(modules.list().len(), examined);
 }
 

@@ -13,6 +13,9 @@ pub enum CostClass {
     AllocatorLocks,
     /// The language runtime's own small-object allocator (pymalloc, Go's mallocgc, V8's and the JVM's slow paths).
     RuntimeAllocator,
+    /// Filling and copying blocks within a call of either allocator: the zeros of calloc, the copy of realloc, Go's zeroing.
+    /// It costs by the byte, so another allocator changes it little.
+    BlockFilling,
     GarbageCollector,
     FaultPath,
     Zeroing,
@@ -42,11 +45,12 @@ pub enum CostClass {
 
 impl CostClass {
     /// In the order of the bill.
-    pub const ALL: [CostClass; 19] = [
+    pub const ALL: [CostClass; 20] = [
         CostClass::Application,
         CostClass::AllocatorCode,
         CostClass::AllocatorLocks,
         CostClass::RuntimeAllocator,
+        CostClass::BlockFilling,
         CostClass::GarbageCollector,
         CostClass::FaultPath,
         CostClass::Zeroing,
@@ -82,6 +86,7 @@ impl CostClass {
             CostClass::AllocatorCode => "allocator_code",
             CostClass::AllocatorLocks => "allocator_locks",
             CostClass::RuntimeAllocator => "runtime_allocator",
+            CostClass::BlockFilling => "block_filling",
             CostClass::GarbageCollector => "garbage_collector",
             CostClass::FaultPath => "fault_path",
             CostClass::Zeroing => "zeroing",
@@ -106,6 +111,7 @@ impl CostClass {
             CostClass::AllocatorCode => "allocator code",
             CostClass::AllocatorLocks => "allocator locks",
             CostClass::RuntimeAllocator => "runtime's object allocator",
+            CostClass::BlockFilling => "filling and copying blocks",
             CostClass::GarbageCollector => "garbage collector",
             CostClass::FaultPath => "first touch: fault path",
             CostClass::Zeroing => "first touch: zeroing",
@@ -115,7 +121,7 @@ impl CostClass {
             CostClass::PageRelease => "page release",
             CostClass::AddressSpaceLock => "address-space lock",
             CostClass::Reclaim => "reclaim and compaction",
-            CostClass::ForkExit => "starting and ending processes",
+            CostClass::ForkExit => "process and thread start and end",
             CostClass::FileSystem => "files and storage",
             CostClass::Sockets => "sockets and pipes",
             CostClass::Scheduling => "scheduling and polling",
@@ -189,7 +195,7 @@ impl WaitClass {
             WaitClass::Stopped => "stopped (signal, tracer, freezer)",
             WaitClass::Storage => "storage I/O",
             WaitClass::ApplicationLock => "application locks",
-            WaitClass::Gil => "Python's interpreter lock (GIL)",
+            WaitClass::Gil => "Python's GIL",
             WaitClass::Idle => "waiting for work (poll, accept, sleep)",
             WaitClass::Other => "other waits",
         }

@@ -5,6 +5,7 @@ pub mod cost;
 pub mod fast_paths;
 pub mod modules;
 pub mod nearest;
+pub mod options;
 pub mod owners;
 pub mod prices;
 pub mod probes;

@@ -69,15 +69,15 @@ impl Owner {
 
     pub fn title(self) -> &'static str {
         match self {
-            Owner::Heap => "heap (brk)",
-            Owner::Arena => "malloc's arenas",
+            Owner::Heap => "main heap (brk)",
+            Owner::Arena => "malloc's arenas of threads",
             Owner::MappedBlock => "malloc's mapped blocks",
             Owner::PythonArena => "Python's arenas",
             Owner::Stack => "stacks",
-            Owner::File => "mapped files",
+            Owner::File => "files",
             Owner::Shared => "shared memory",
             Owner::Private => "other private memory",
-            Owner::Unmapped => "unmapped meanwhile",
+            Owner::Unmapped => "unmapped before it could be looked up",
             Owner::Unknown => "unknown",
         }
     }

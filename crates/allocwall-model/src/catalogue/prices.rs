@@ -34,6 +34,8 @@ pub const HANDOFF_PREFIX: &str = "handoff_";
 pub const LOAD_4K: &str = "load_4k_pages";
 /// The same on 2 MiB pages.
 pub const LOAD_2M: &str = "load_2m_pages";
+/// As `LOAD_4K`, in memory of another NUMA node.
+pub const LOAD_OTHER_NODE: &str = "load_other_node";
 pub const SYSCALL: &str = "syscall";
 pub const CONTEXT_SWITCH: &str = "context_switch";
 
@@ -93,6 +95,7 @@ pub const DESCRIPTIONS: &[Description] = &[
     many(HANDOFF_PREFIX, Group::Sharing, "cache line one way, {}"),
     one(LOAD_4K, Group::Loads, "on 4 KiB pages, more memory than the TLB covers"),
     one(LOAD_2M, Group::Loads, "on 2 MiB pages, the same loads"),
+    one(LOAD_OTHER_NODE, Group::Loads, "on 4 KiB pages of another NUMA node, the same loads"),
     one(SYSCALL, Group::Kernel, "system call (getppid)"),
     one(CONTEXT_SWITCH, Group::Kernel, "context switch (pipe write, read, switch)"),
 ];

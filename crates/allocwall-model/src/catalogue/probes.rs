@@ -39,8 +39,10 @@ probes! {
     Counters: "counters", "CPU time and faults, from the kernel's counters";
     Sizes: "sizes", "anonymous memory and data";
     Smaps: "smaps", "huge pages, lazily freed pages, shares";
+    Resident: "resident", "resident memory by owner";
     Numa: "numa", "resident memory by node";
     Host: "host", "counters of the whole machine";
+    FaultOwners: "fault_owners", "owners of page faults";
     MapCalls: "map_calls", "number of mmap, munmap and similar calls";
     Tree: "tree", "every process of the target";
     Processes: "processes", "every process of the target";

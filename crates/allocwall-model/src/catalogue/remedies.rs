@@ -18,12 +18,13 @@ pub struct Remedy {
     /// Lines of the bill that the remedy acts on; empty if it saves no CPU time.
     pub acts_on: &'static [CostClass],
     pub effect: Effect,
-    /// Conditions; all must hold.
+    /// Conditions; all must hold. A remedy has at most one [`Need::SettingBelow`].
     pub needs: &'static [Need],
     pub restart: bool,
     pub how: How,
     /// A note for the reader of `how`, with the same placeholders; empty if there is none.
     pub note: &'static str,
+    /// With the same placeholders.
     pub backfires: &'static str,
     pub undo: &'static str,
     pub moves: &'static str,
@@ -33,7 +34,7 @@ pub struct Remedy {
 
 /// What the user types or does. The texts have placeholders: `{cmd}`, `{threads}` (of the target's processes), `{triple}`,
 /// `{tunables:…}` (merged with the tunables that are already set), `{quota}`, `{whole_cpus}` (the quota, rounded up), `{arenas}`,
-/// `{java_heap}`, `{node:…}` (the command with an option), `{jemalloc:…}` (in the variable that this build of jemalloc reads).
+/// `{java_heap}`, `{heap_growth}` (per cent, of a garbage-collected heap), `{node:…}` (the command with an option), `{jemalloc:…}` (in the variable that this build of jemalloc reads).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum How {
     /// The command is started with the changes of `start`, with this argument instead of the default, if there is one.
@@ -396,6 +397,11 @@ impl Remedy {
         note.into_iter().chain(self.package()).collect::<Vec<_>>().join("; ")
     }
 
+    /// `backfires`, in the same way.
+    pub fn backfires_line(&self) -> String {
+        in_general(self.backfires)
+    }
+
     /// `undo`, in the same way.
     pub fn undo_line(&self) -> String {
         in_general(self.undo)
@@ -412,6 +418,7 @@ fn in_general(template: &str) -> String {
         ("{arenas}", "N"),
         ("{triple}", TRIPLE),
         ("{java_heap}", "by default a quarter of the memory"),
+        ("{heap_growth}", "50"),
     ]
     .iter()
     .fold(template.to_owned(), |text, (hole, word)| text.replace(hole, word));
@@ -479,6 +486,15 @@ pub enum Effect {
     OwnArenas,
     /// At most this fraction of the lines, with the source of the fraction. No price gives the exact part.
     AtMost(f64, &'static str),
+    /// The collector runs more rarely: at most 1 − present value / new value of the lines, for the setting of
+    /// [`Need::SettingBelow`]. The string is the source.
+    FewerCollections(&'static str),
+    /// At most the part of the line of starting and ending processes that copies an address space for a fork, or frees the copy at
+    /// exec. The string says what stays.
+    ForkCopy(&'static str),
+    /// It acts on the lines, but nothing that is measured shows how much of them it saves, or whether it costs more. The string
+    /// says what that depends on.
+    Unknown(&'static str),
     /// It saves waiting time or memory, not CPU time. The string names what it acts on.
     NotCpu(&'static str),
 }
@@ -516,15 +532,23 @@ pub enum Need {
     MoreThanOneThread,
     /// No setting in the environment or on the command line contains this text.
     Unset(&'static str),
-    /// This setting of a runtime is not set, or is a number below this one. A name with `--` is an option of the command
-    /// line, any other is a variable.
-    SettingBelow(&'static str, u64),
+    /// This setting of a runtime is not set, or is a number below `number`. A name with `--` is an option of the command
+    /// line, any other is a variable. `default` is what counts if it is not set.
+    SettingBelow {
+        name: &'static str,
+        number: u64,
+        default: u64,
+    },
     /// The environment limits glibc's arenas to fewer than the default ([`super::tunables::arenas_by_default`]).
     ArenasLimited,
     /// No setting fixes glibc's mmap threshold, or a setting fixes it below this number of bytes.
     MmapThresholdBelow(u64),
     MoreThanOneNode,
     Quota,
+    /// Forked children start other programs: samples show exec.
+    ForksToExec,
+    /// Forked children keep running the program of their parent: almost no sample shows that exec frees a copied address space.
+    ForksToStay,
 }
 
 impl Need {
@@ -567,10 +591,12 @@ impl Need {
                 | ThpModeMadvise
                 | MoreThanOneThread
                 | Unset(_)
-                | SettingBelow(..)
+                | SettingBelow { .. }
                 | ArenasLimited
                 | MmapThresholdBelow(_)
                 | Quota
+                | ForksToExec
+                | ForksToStay
         )
     }
 
@@ -604,7 +630,7 @@ impl Need {
             Need::ThpModeMadvise => "the mode of transparent huge pages is madvise",
             Need::MoreThanOneThread => "the program has more than one thread",
             Need::Unset(name) => return format!("{name} is not set already"),
-            Need::SettingBelow(name, number) => {
+            Need::SettingBelow { name, number, .. } => {
                 return format!("{name} is not already set to {number} or more");
             }
             Need::ArenasLimited => "a setting limits the number of arenas",
@@ -614,6 +640,8 @@ impl Need {
             }
             Need::MoreThanOneNode => "a machine with more than one NUMA node",
             Need::Quota => "the cgroup has a CPU quota",
+            Need::ForksToExec => "forked children start other programs",
+            Need::ForksToStay => "forked children do not start other programs",
         };
         text.to_owned()
     }
@@ -623,8 +651,11 @@ const PRELOAD_BACKFIRES: &str =
     "5 to 10 % more resident memory is usual; the program crashes if it frees memory of another allocator";
 const PRELOAD_UNDO: &str = "restart without LD_PRELOAD";
 const ALLOCATOR_WALLS: &[Wall] = &[Wall::AllocatorCode, Wall::AllocatorContention];
-/// Another allocator also places blocks elsewhere. Where calls are many, this can save more than the calls cost.
-const SWAP_WALLS: &[Wall] = &[Wall::CallRate, Wall::AllocatorCode, Wall::AllocatorContention];
+/// Another allocator also places blocks elsewhere. Where calls are many, or loads miss the TLB, this can save more than the calls
+/// cost.
+const SWAP_WALLS: &[Wall] = &[Wall::CallRate, Wall::AllocatorCode, Wall::AllocatorContention, Wall::Tlb];
+/// On huge pages, memory has fewer faults, and its loads miss the TLB less often.
+const HUGE_WALLS: &[Wall] = &[Wall::FirstTouch, Wall::Tlb];
 pub const ALLOCATOR_LINES: &[CostClass] = &[AllocatorCode, AllocatorLocks];
 /// All that a heap costs in the kernel.
 pub const HEAP_LINES: &[CostClass] = &[MapCalls, PageRelease, FaultPath, Zeroing];
@@ -710,7 +741,7 @@ pub const TABLE: &[Remedy] = &[
         kind: Kind::Advice,
         walls: &[Wall::Gil],
         acts_on: &[],
-        effect: Effect::NotCpu("the time that threads wait for the interpreter lock"),
+        effect: Effect::NotCpu("the time that threads wait for Python's GIL"),
         needs: &[Need::Cpython],
         restart: true,
         how: How::Text(
@@ -724,16 +755,16 @@ pub const TABLE: &[Remedy] = &[
     },
     Remedy {
         key: "python-free-threaded",
-        title: "the build of CPython without the interpreter lock",
+        title: "the build of CPython without the GIL",
         kind: Kind::Advice,
         walls: &[Wall::Gil],
         acts_on: &[],
-        effect: Effect::NotCpu("the time that threads wait for the interpreter lock"),
+        effect: Effect::NotCpu("the time that threads wait for Python's GIL"),
         needs: &[Need::Cpython],
         restart: true,
         how: How::Text("run it with a free-threaded CPython, 3.13 or later (python3.14t)"),
-        note: "an extension module that does not support it turns the lock on again",
-        backfires: "one thread alone runs slower; code that relied on the lock has races",
+        note: "an extension module that does not support it turns the GIL on again",
+        backfires: "one thread alone runs slower; code that relied on the GIL has races",
         undo: "run it with the default build",
         moves: "waiting time to CPU time on other CPUs",
         start: None,
@@ -744,15 +775,15 @@ pub const TABLE: &[Remedy] = &[
         kind: Kind::Process,
         walls: &[Wall::GarbageCollector],
         acts_on: Wall::GarbageCollector.lines(),
-        effect: Effect::AtMost(
-            0.5,
+        effect: Effect::FewerCollections(
             "Go's guide to its collector: doubling GOGC roughly halves the collector's CPU cost",
         ),
-        needs: &[Need::Go, Need::SettingBelow("GOGC", 200)],
+        needs: &[Need::Go, Need::SettingBelow { name: "GOGC", number: 200, default: 100 }],
         restart: true,
         how: How::Start(None),
         note: "the default is 100; also set GOMEMLIMIT to 90 % of the memory limit",
-        backfires: "the heap grows by up to 50 %; near GOMEMLIMIT the collector runs all the time",
+        // The heap may grow to live memory × (100 + GOGC) / 100.
+        backfires: "the heap grows by up to {heap_growth} %; near GOMEMLIMIT the collector runs all the time",
         undo: "restart with the old GOGC",
         moves: "CPU time to resident memory",
         start: Some(Start {
@@ -767,15 +798,15 @@ pub const TABLE: &[Remedy] = &[
         kind: Kind::Advice,
         walls: &[Wall::GarbageCollector],
         acts_on: Wall::GarbageCollector.lines(),
-        effect: Effect::AtMost(1.0, "depends on how many reference cycles the code makes"),
+        effect: Effect::Unknown("depends on how many reference cycles the code makes"),
         needs: &[Need::Cpython],
         restart: true,
         how: How::Text(
-            "after start-up: import gc; gc.collect(); gc.freeze(); gc.set_threshold(50_000, 20, 100)",
+            "after start-up: import gc; gc.collect(); gc.freeze(); gc.set_threshold(50_000, 20, 100); and remove calls of gc.collect() from requests",
         ),
         note: "",
         backfires: "reference cycles are freed later: resident memory grows if the code makes many of them",
-        undo: "gc.unfreeze(); gc.set_threshold(700, 10, 10)",
+        undo: "gc.unfreeze(); gc.set_threshold(…) with the values from before",
         moves: "CPU time to resident memory",
         start: None,
     },
@@ -785,13 +816,16 @@ pub const TABLE: &[Remedy] = &[
         kind: Kind::Process,
         walls: &[Wall::GarbageCollector],
         acts_on: Wall::GarbageCollector.lines(),
-        effect: Effect::AtMost(1.0, "depends on how much survives a scavenge"),
-        needs: &[Need::Node, Need::SettingBelow("--max-semi-space-size", 64)],
+        effect: Effect::Unknown(
+            "depends on how much survives a scavenge, and on whether the young generation still fits the CPU cache",
+        ),
+        // The default of 64-bit V8 is 16 MiB (src/heap/heap.h).
+        needs: &[Need::Node, Need::SettingBelow { name: "--max-semi-space-size", number: 64, default: 16 }],
         restart: true,
         // Before autumn 2022 NODE_OPTIONS refused this option (nodejs/node#44436); the command line always accepts it.
         how: How::Start(None),
-        note: "",
-        backfires: "up to 192 MiB more resident memory per isolate; a single scavenge can take longer",
+        note: "the default is 16 (MiB)",
+        backfires: "up to 192 MiB more resident memory per isolate; a single scavenge can take longer; a young generation larger than the CPU cache can cost more than it saves",
         undo: "restart without the option",
         moves: "CPU time to resident memory",
         start: Some(Start {
@@ -806,7 +840,7 @@ pub const TABLE: &[Remedy] = &[
         kind: Kind::Process,
         walls: &[Wall::GarbageCollector],
         acts_on: Wall::GarbageCollector.lines(),
-        effect: Effect::AtMost(1.0, "depends on how much survives a collection"),
+        effect: Effect::Unknown("depends on how much survives a collection"),
         needs: &[Need::Jvm],
         restart: true,
         // On the command line, because it overrides JAVA_TOOL_OPTIONS. Java before 9 refuses -Xlog.
@@ -820,7 +854,7 @@ pub const TABLE: &[Remedy] = &[
         start: Some(Start {
             argument: Argument::Value(Form::Bytes),
             applied: &[Change::CommandOption("-Xmx{}")],
-            page: "The maximum size of the Java heap. allocwall puts the option on the command line, because it overrides JAVA_TOOL_OPTIONS; so the command must start java directly. If the command has a -Xmx of its own, that one wins, because it comes later.",
+            page: "The maximum size of the Java heap. allocwall puts the option on the command line, because it overrides JAVA_TOOL_OPTIONS; so the command must start java directly. A -Xmx or -XX:MaxHeapSize of the command itself is left out, because it would come later and win.",
         }),
     },
     Remedy {
@@ -888,7 +922,7 @@ pub const TABLE: &[Remedy] = &[
         key: "glibc-hugetlb",
         title: "glibc's heap on transparent huge pages",
         kind: Kind::Process,
-        walls: &[Wall::FirstTouch],
+        walls: HUGE_WALLS,
         acts_on: Wall::FirstTouch.lines(),
         effect: Effect::HugeTouch,
         needs: &[
@@ -914,7 +948,7 @@ pub const TABLE: &[Remedy] = &[
         key: "jemalloc-thp",
         title: "jemalloc's heap on transparent huge pages",
         kind: Kind::Process,
-        walls: &[Wall::FirstTouch],
+        walls: HUGE_WALLS,
         acts_on: Wall::FirstTouch.lines(),
         effect: Effect::HugeTouch,
         needs: &[Need::Uses(AllocatorKind::Jemalloc), Need::NotJvm, Need::ThpByAdvice, Need::Unset("thp:")],
@@ -938,7 +972,7 @@ pub const TABLE: &[Remedy] = &[
         key: "mimalloc-thp",
         title: "mimalloc's heap on huge pages",
         kind: Kind::Process,
-        walls: &[Wall::FirstTouch],
+        walls: HUGE_WALLS,
         acts_on: Wall::FirstTouch.lines(),
         effect: Effect::HugeTouch,
         needs: &[
@@ -963,7 +997,7 @@ pub const TABLE: &[Remedy] = &[
         key: "cpython-mimalloc-huge",
         title: "CPython's objects in mimalloc, on huge pages",
         kind: Kind::Process,
-        walls: &[Wall::FirstTouch],
+        walls: HUGE_WALLS,
         acts_on: Wall::FirstTouch.lines(),
         effect: Effect::HugeTouch,
         needs: &[
@@ -991,7 +1025,7 @@ pub const TABLE: &[Remedy] = &[
         key: "cpython-nogil-huge",
         title: "free-threaded CPython's mimalloc on huge pages",
         kind: Kind::Process,
-        walls: &[Wall::FirstTouch],
+        walls: HUGE_WALLS,
         acts_on: Wall::FirstTouch.lines(),
         effect: Effect::HugeTouch,
         needs: &[Need::CpythonFreeThreaded, Need::ThpByAdvice, Need::Unset("LARGE_OS_PAGES")],
@@ -1011,7 +1045,7 @@ pub const TABLE: &[Remedy] = &[
         key: "jvm-thp",
         title: "the Java heap on transparent huge pages",
         kind: Kind::Process,
-        walls: &[Wall::FirstTouch],
+        walls: HUGE_WALLS,
         acts_on: Wall::FirstTouch.lines(),
         effect: Effect::HugeTouch,
         needs: &[Need::Jvm, Need::ThpByAdvice, Need::Unset("UseTransparentHugePages")],
@@ -1060,7 +1094,7 @@ pub const TABLE: &[Remedy] = &[
         key: "thp-always",
         title: "transparent huge pages for the whole machine",
         kind: Kind::Machine,
-        walls: &[Wall::FirstTouch],
+        walls: HUGE_WALLS,
         acts_on: Wall::FirstTouch.lines(),
         effect: Effect::HugeTouch,
         needs: &[Need::ThpByAdvice, Need::ThpModeMadvise],
@@ -1083,6 +1117,7 @@ pub const TABLE: &[Remedy] = &[
             Wall::AddressSpaceLock,
             Wall::MapChurn,
             Wall::Retention,
+            Wall::Tlb,
         ],
         acts_on: &[AllocatorCode, AllocatorLocks, MapCalls, PageRelease],
         effect: Effect::Swap,
@@ -1268,6 +1303,49 @@ pub const TABLE: &[Remedy] = &[
         start: None,
     },
     Remedy {
+        key: "glibc-trim-sooner",
+        title: "glibc returns free memory at the end of its heaps sooner",
+        kind: Kind::Process,
+        walls: &[Wall::Retention],
+        acts_on: &[],
+        effect: Effect::NotCpu("resident memory: free memory above the last block of each heap"),
+        needs: &[
+            Need::Glibc(2, 26),
+            Need::Uses(AllocatorKind::Glibc),
+            Need::Unset("trim_threshold"),
+            Need::Unset("MALLOC_TRIM_THRESHOLD_"),
+        ],
+        restart: true,
+        how: How::Start(Some("131072")),
+        note: "",
+        backfires: "more brk calls and first touches; blocks from 128 KiB on get their own mapping, because a fixed threshold stops glibc from adapting the other one",
+        undo: "restart without the tunable",
+        moves: "resident memory to kernel CPU time",
+        start: Some(Start {
+            argument: Argument::Or(Form::Bytes, "128K"),
+            applied: &[Change::Tunable("glibc.malloc.trim_threshold", "{}")],
+            page: "When a free leaves more than SIZE above the last block of a heap, glibc returns it to the kernel. By default SIZE starts at 128 KiB and rises to twice the size of the largest mapped block that was freed, up to 64 MiB. Free memory below the last block stays.",
+        }),
+    },
+    Remedy {
+        key: "recycle-workers",
+        title: "replace each worker process after a number of requests",
+        kind: Kind::Advice,
+        walls: &[Wall::Retention],
+        acts_on: &[],
+        effect: Effect::NotCpu("resident memory: all free memory of a worker"),
+        needs: &[],
+        restart: true,
+        how: How::Text(
+            "if a parent starts its workers again: gunicorn --max-requests 1000 --max-requests-jitter 100, celery --max-tasks-per-child 1000, pm.max_requests of PHP-FPM",
+        ),
+        note: "",
+        backfires: "each new worker starts with cold caches; a leak is hidden, not found",
+        undo: "remove the setting",
+        moves: "resident memory to the starts of workers",
+        start: None,
+    },
+    Remedy {
         key: "jemalloc-decay",
         title: "jemalloc returns free pages sooner",
         kind: Kind::Process,
@@ -1317,7 +1395,7 @@ pub const TABLE: &[Remedy] = &[
         kind: Kind::Advice,
         walls: &[Wall::FirstTouch, Wall::MapChurn],
         acts_on: HEAP_LINES,
-        effect: Effect::AtMost(1.0, "only the part that the listed call sites cause"),
+        effect: Effect::AtMost(1.0, "no more than the listed call sites cause"),
         needs: &[],
         restart: true,
         how: How::Text(
@@ -1384,6 +1462,96 @@ pub const TABLE: &[Remedy] = &[
         start: None,
     },
     Remedy {
+        key: "reuse-blocks",
+        title: "reuse large blocks instead of allocating new ones",
+        kind: Kind::Advice,
+        walls: &[Wall::LargeAllocations],
+        acts_on: Wall::LargeAllocations.lines(),
+        effect: Effect::Unknown("depends on how much of a reused block must be filled again"),
+        needs: &[],
+        restart: true,
+        how: How::Text(
+            "keep the blocks of the listed call sites in a pool, or one per thread, and clear only the part that was used",
+        ),
+        note: "",
+        backfires: "a pool keeps its peak size; if a block is not cleared, data leaks into its next use",
+        undo: "revert the change",
+        moves: "CPU time to resident memory",
+        start: None,
+    },
+    Remedy {
+        key: "go-buffers",
+        title: "Go: buffers from a sync.Pool, slices with their final capacity",
+        kind: Kind::Advice,
+        walls: &[Wall::LargeAllocations],
+        acts_on: Wall::LargeAllocations.lines(),
+        effect: Effect::Unknown("depends on how many of the blocks can be reused"),
+        needs: &[Need::Go],
+        restart: true,
+        how: How::Text(
+            "at the listed call sites: take buffers from a sync.Pool, or keep them (b = b[:0]); give make the final capacity instead of growing by append",
+        ),
+        note: "",
+        backfires: "a slice that is still in use when its buffer goes back to the pool is overwritten; the collector empties a sync.Pool",
+        undo: "revert the change",
+        moves: "CPU time to resident memory",
+        start: None,
+    },
+    Remedy {
+        key: "jvm-buffers",
+        title: "Java: reuse large arrays, or keep them outside the heap",
+        kind: Kind::Advice,
+        walls: &[Wall::LargeAllocations],
+        acts_on: Wall::LargeAllocations.lines(),
+        effect: Effect::Unknown("depends on how many of the arrays can be reused"),
+        needs: &[Need::Jvm],
+        restart: true,
+        how: How::Text(
+            "at the listed call sites: one array per thread that is reused, or direct buffers that are allocated once (ByteBuffer.allocateDirect)",
+        ),
+        note: "",
+        backfires: "an array that lives long is copied by the collector; direct buffers do not count for -Xmx and are freed late",
+        undo: "revert the change",
+        moves: "CPU time to resident memory",
+        start: None,
+    },
+    Remedy {
+        key: "smaller-blocks",
+        title: "allocate only the size that is used",
+        kind: Kind::Advice,
+        walls: &[Wall::LargeAllocations],
+        acts_on: Wall::LargeAllocations.lines(),
+        effect: Effect::Unknown("depends on how much of each block is used"),
+        needs: &[],
+        restart: true,
+        how: How::Text(
+            "at the listed call sites: work in smaller chunks, and start a buffer with the usual size instead of the largest one",
+        ),
+        note: "",
+        backfires: "data that does not fit needs more calls, or a copy to a larger block",
+        undo: "revert the change",
+        moves: "filling to more calls",
+        start: None,
+    },
+    Remedy {
+        key: "fill-less",
+        title: "zeros only where they are needed, blocks that grow in large steps",
+        kind: Kind::Advice,
+        walls: &[Wall::LargeAllocations],
+        acts_on: Wall::LargeAllocations.lines(),
+        effect: Effect::Unknown("depends on how many blocks are overwritten anyway, or grow in steps"),
+        needs: &[],
+        restart: true,
+        how: How::Text(
+            "at the listed call sites: malloc instead of calloc for a block that is overwritten; reserve the final size, or double it, instead of many calls of realloc",
+        ),
+        note: "",
+        backfires: "memory without zeros has old data: the program must not read what it did not write; doubling keeps up to half of a block unused",
+        undo: "revert the change",
+        moves: "CPU time to resident memory",
+        start: None,
+    },
+    Remedy {
         key: "share-less-mappings",
         title: "fewer map and unmap calls by concurrent threads",
         kind: Kind::Advice,
@@ -1407,8 +1575,8 @@ pub const TABLE: &[Remedy] = &[
         kind: Kind::Advice,
         walls: &[Wall::Fork],
         acts_on: Wall::Fork.lines(),
-        effect: Effect::AtMost(1.0, "depends on how much memory parent and child share at the fork"),
-        needs: &[],
+        effect: Effect::Unknown("depends on how much memory parent and child share at the fork"),
+        needs: &[Need::ForksToStay],
         restart: true,
         how: How::Text(
             "fork the workers before the large data is loaded, let each child serve many requests, and end it with _exit",
@@ -1420,13 +1588,31 @@ pub const TABLE: &[Remedy] = &[
         start: None,
     },
     Remedy {
+        key: "snapshot-fork",
+        title: "fewer pages copied while a forked child saves a snapshot",
+        kind: Kind::Advice,
+        walls: &[Wall::Fork],
+        acts_on: Wall::Fork.lines(),
+        effect: Effect::Unknown("depends on how many pages are written while the child runs"),
+        needs: &[Need::ForksToStay],
+        restart: true,
+        how: How::Text(
+            "if the child saves a snapshot of the parent's memory (Redis: BGSAVE, BGREWRITEAOF): save less often, at times of few writes, or on a replica; keep transparent huge pages off, because a write then copies up to 2 MiB",
+        ),
+        note: "",
+        backfires: "with fewer snapshots, a crash loses more data, or the start replays a longer log",
+        undo: "revert the change",
+        moves: "copies of pages to another time or another machine",
+        start: None,
+    },
+    Remedy {
         key: "posix-spawn",
         title: "start programs without a copy of the page tables",
         kind: Kind::Advice,
         walls: &[Wall::Fork],
         acts_on: &[ForkExit],
-        effect: Effect::AtMost(1.0, "only the part of fork; exec and exit stay"),
-        needs: &[],
+        effect: Effect::ForkCopy("exec and exit stay"),
+        needs: &[Need::ForksToExec],
         restart: true,
         how: How::Text(
             "start other programs with posix_spawn or vfork (CPython 3.10 and later: subprocess does this; multiprocessing: start method forkserver)",
@@ -1439,15 +1625,14 @@ pub const TABLE: &[Remedy] = &[
     },
     Remedy {
         key: "cpython-freeze-before-fork",
-        title: "CPython's children write to fewer shared pages",
+        title: "call gc.freeze() before the fork",
         kind: Kind::Advice,
         walls: &[Wall::Fork],
         acts_on: &[CopyOnWrite],
-        effect: Effect::AtMost(
-            1.0,
+        effect: Effect::Unknown(
             "depends on how much of the shared memory the collector visits; reference counts are still written",
         ),
-        needs: &[Need::Cpython],
+        needs: &[Need::Cpython, Need::ForksToStay],
         restart: true,
         how: How::Text(
             "in the parent, before the fork: import gc; gc.disable(); gc.freeze(); in each child: gc.enable()",
@@ -1586,7 +1771,7 @@ pub const TABLE: &[Remedy] = &[
         kind: Kind::Process,
         walls: &[],
         acts_on: ALLOCATOR_LINES,
-        effect: Effect::AtMost(1.0, "unknown: tunables have no price; run a trial"),
+        effect: Effect::Unknown("tunables have no price; run a trial"),
         needs: &[Need::Glibc(2, 26)],
         restart: true,
         how: How::Start(None),
@@ -1606,7 +1791,7 @@ pub const TABLE: &[Remedy] = &[
         kind: Kind::Process,
         walls: &[],
         acts_on: Wall::MapChurn.lines(),
-        effect: Effect::AtMost(1.0, "unknown: run a trial"),
+        effect: Effect::Unknown("run a trial"),
         needs: &[Need::Glibc(2, 26), Need::Uses(AllocatorKind::Glibc)],
         restart: true,
         how: How::Start(Some("67108864")),
@@ -1730,7 +1915,7 @@ pub const TABLE: &[Remedy] = &[
         kind: Kind::Process,
         walls: &[],
         acts_on: &[RuntimeAllocator, AllocatorCode, AllocatorLocks],
-        effect: Effect::AtMost(1.0, "unknown: run a trial"),
+        effect: Effect::Unknown("run a trial"),
         needs: &[Need::Cpython],
         restart: true,
         how: How::Start(None),
@@ -1776,7 +1961,7 @@ pub const TABLE: &[Remedy] = &[
         kind: Kind::Process,
         walls: &[],
         acts_on: Wall::GarbageCollector.lines(),
-        effect: Effect::AtMost(1.0, "unknown: run a trial"),
+        effect: Effect::Unknown("run a trial"),
         needs: &[Need::Go],
         restart: true,
         how: How::Start(None),
@@ -1820,7 +2005,7 @@ pub const TABLE: &[Remedy] = &[
         kind: Kind::Process,
         walls: &[],
         acts_on: Wall::GarbageCollector.lines(),
-        effect: Effect::AtMost(1.0, "depends on how much survives a collection"),
+        effect: Effect::Unknown("depends on how much survives a collection"),
         needs: &[Need::Node],
         restart: true,
         how: How::Start(None),

@@ -599,6 +599,36 @@ pub fn is_preempted(kernel_symbol: &str) -> bool {
         || kernel_symbol.starts_with("irqentry_exit")
 }
 
+/// What the kernel does with an address space when a process starts or ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProcessStep {
+    /// Fork copies it. Threads, vfork and posix_spawn share it.
+    Copy,
+    /// Exec frees the process's own copy, for the new program.
+    Replace,
+    /// Exec runs and loads the new program.
+    Exec,
+    /// Its process ends.
+    End,
+}
+
+/// The step that a kernel stack shows, leaf first: kernel/fork.c, mm/mmap.c, mm/memory.c, fs/exec.c. None if it shows none:
+/// threads start and end without any.
+pub fn process_step<'a>(kernel_symbols: impl IntoIterator<Item = &'a str>) -> Option<ProcessStep> {
+    let mut ends = false;
+    for symbol in kernel_symbols {
+        match bare_name(symbol) {
+            "dup_mm" | "dup_mmap" | "copy_page_range" => return Some(ProcessStep::Copy),
+            "exit_mmap" => ends = true,
+            "bprm_execve" | "exec_binprm" | "begin_new_exec" | "exec_mmap" | "load_elf_binary" => {
+                return Some(if ends { ProcessStep::Replace } else { ProcessStep::Exec });
+            }
+            _ => {}
+        }
+    }
+    ends.then_some(ProcessStep::End)
+}
+
 /// The roles are in stack order, leaf first. None is a function that is not in the table.
 pub fn kernel_line(roles: impl IntoIterator<Item = Option<KernelRole>>) -> KernelLine {
     let mut pending = None;
@@ -702,6 +732,12 @@ pub fn kernel_role(symbol: &str) -> Option<KernelRole> {
 
 /// Prefixes that SYSCALL_DEFINE puts before `sys_` (include/linux/syscalls.h and each architecture's syscall_wrapper.h).
 const SYSCALL_PREFIXES: &[&str] = &["__x64_", "__arm64_", "__ia32_", "__se_", "__do_"];
+
+/// Whether this kernel function is the handler of a system call: `__x64_sys_prctl`.
+pub fn is_system_call(kernel_symbol: &str) -> bool {
+    let called = SYSCALL_PREFIXES.iter().find_map(|p| kernel_symbol.strip_prefix(p));
+    called.is_some_and(|name| name.starts_with("sys_"))
+}
 
 /// What a user function says about the stack that contains it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -884,6 +920,7 @@ pub const USER: &[(Scope, &str, UserRole)] = &[
     (Scope::Jvm, "G1Allocator::*", UserRole::RuntimeAllocator),
     (Scope::Jvm, "ParallelScavengeHeap::mem_allocate*", UserRole::RuntimeAllocator),
     (Scope::Jvm, "ParallelScavengeHeap::allocate_new_tlab*", UserRole::RuntimeAllocator),
+    (Scope::Jvm, "MemAllocator::mem_clear*", UserRole::Memory),
     (Scope::Jvm, "MemAllocator::*", UserRole::RuntimeAllocator),
     (Scope::Jvm, "ObjAllocator::*", UserRole::RuntimeAllocator),
     (Scope::Jvm, "ObjArrayAllocator::*", UserRole::RuntimeAllocator),
@@ -1025,6 +1062,7 @@ pub const USER: &[(Scope, &str, UserRole)] = &[
     (Scope::Any, "free", UserRole::Allocator),
     (Scope::Any, "cfree", UserRole::Allocator),
     (Scope::Any, "calloc", UserRole::Allocator),
+    (Scope::Any, "__calloc", UserRole::Allocator),
     (Scope::Any, "realloc", UserRole::Allocator),
     (Scope::Any, "reallocarray", UserRole::Allocator),
     (Scope::Any, "memalign", UserRole::Allocator),
@@ -1167,6 +1205,16 @@ pub fn user_role(symbol: &str, scope: Scope) -> Option<UserRole> {
     USER.iter().find(|(s, pattern, _)| (*s == Scope::Any || *s == scope) && fits(pattern, name)).map(|r| r.2)
 }
 
+/// Entry points that fill their block with zeros, among the functions of allocators.
+const ZEROING: &[&str] = &["*calloc*", "*zalloc*", "*alloc_zeroed*"];
+
+/// Whether an allocator's entry point fills its block with zeros. Its last step may be a jump to memset, so that it is not
+/// on the stack: glibc's malloc/malloc.c, musl's src/malloc/calloc.c, mimalloc's src/alloc.c.
+pub fn allocates_zeroed(symbol: &str) -> bool {
+    ZEROING.iter().any(|pattern| fits(pattern, symbol))
+        && user_role(symbol, Scope::Any) == Some(UserRole::Allocator)
+}
+
 /// V8's exits from generated code, the same for every call: src/builtins, src/codegen.
 const TRAMPOLINES: &[&str] = &[
     "Builtins_CEntry*",
@@ -1187,14 +1235,29 @@ pub fn is_trampoline(symbol: &str) -> bool {
     TRAMPOLINES.iter().any(|p| fits(p, bare_name(symbol)))
 }
 
+/// Functions that start a program or a thread. They are at the root of every stack, so as a call site they say nothing:
+/// glibc's csu/libc-start.c and nptl/pthread_create.c, libstdc++'s src/c++11/thread.cc.
+const ROOTS: &[&str] = &[
+    "_start",
+    "__libc_start_*",
+    "start_thread",
+    "clone",
+    "clone3",
+    "__clone*",
+    "execute_native_thread_routine*",
+];
+
+pub fn is_root(symbol: &str) -> bool {
+    ROOTS.iter().any(|p| fits(p, bare_name(symbol)))
+}
+
 /// Demangled C++ templates start with their return type: `void v8::internal::Visit<int>(long)`.
 fn without_return_type(name: &str) -> &str {
-    if name.contains("operator") {
-        return name;
-    }
+    // The name of an operator may contain blanks and brackets; its return type is before it.
+    let end = name.find("operator").unwrap_or(name.len());
     let mut depth = 0_u32;
     let mut start = 0;
-    for (at, c) in name.char_indices() {
+    for (at, c) in name[..end].char_indices() {
         match c {
             '(' if depth == 0 && !name[at..].starts_with("(anonymous namespace)") => break,
             '(' | '<' => depth += 1,
@@ -1290,6 +1353,26 @@ mod tests {
     }
 
     #[test]
+    fn entry_points_that_zero_their_block_are_known() {
+        for symbol in [
+            "calloc",
+            "__libc_calloc",
+            "__calloc",
+            "je_calloc",
+            "mi_zalloc",
+            "mi_heap_calloc",
+            "tc_calloc",
+            "__rust_alloc_zeroed",
+            "__rustc::__rdl_alloc_zeroed",
+        ] {
+            assert!(allocates_zeroed(symbol), "{symbol}");
+        }
+        for symbol in ["malloc", "memset", "free", "__rust_alloc", "xcalloc", "my_calloc", "zcalloc_num"] {
+            assert!(!allocates_zeroed(symbol), "{symbol}");
+        }
+    }
+
+    #[test]
     fn clones_and_versions_are_the_function() {
         for (symbol, name) in [
             ("clear_page_erms", "clear_page_erms"),
@@ -1323,6 +1406,10 @@ mod tests {
                 "<alloc::vec::Vec<T> as core::clone::Clone>::clone",
             ),
             ("operator new(unsigned long)", "operator new(unsigned long)"),
+            ("bool std::operator< <char>(char const*)", "std::operator< <char>(char const*)"),
+            ("std::map<int, long>::operator[](int&&)", "std::map<int, long>::operator[](int&&)"),
+            ("App::operator bool() const", "App::operator bool() const"),
+            ("Cooperator::run(int, long)", "Cooperator::run(int, long)"),
             ("work(int, long)", "work(int, long)"),
             ("odd ", "odd "),
         ] {
@@ -1413,11 +1500,51 @@ mod tests {
     }
 
     #[test]
+    fn only_a_fork_copies_an_address_space() {
+        for (stack, step) in [
+            (
+                "copy_present_ptes;copy_page_range;dup_mmap;dup_mm.constprop.0;copy_process",
+                Some(ProcessStep::Copy),
+            ),
+            ("down_write;dup_mmap;copy_process;kernel_clone;__do_sys_clone", Some(ProcessStep::Copy)),
+            // A thread, vfork, or posix_spawn.
+            ("dup_task_struct;copy_process;kernel_clone;__do_sys_clone3", None),
+            ("dup_fd;copy_process;kernel_clone;__do_sys_vfork", None),
+            ("zap_pte_range;unmap_vmas;exit_mmap;mmput;do_exit;do_group_exit", Some(ProcessStep::End)),
+            ("free_task;release_task;do_exit", None),
+            (
+                "free_pgtables;exit_mmap;__mmput;begin_new_exec;load_elf_binary;bprm_execve",
+                Some(ProcessStep::Replace),
+            ),
+            ("mas_store_gfp;do_mmap;elf_load;load_elf_binary;bprm_execve", Some(ProcessStep::Exec)),
+            ("do_anonymous_page;handle_mm_fault;exc_page_fault", None),
+        ] {
+            assert_eq!(process_step(stack.split(';')), step, "{stack}");
+        }
+    }
+
+    #[test]
     fn system_calls_are_known_on_every_architecture() {
         for symbol in ["__x64_sys_munmap", "__arm64_sys_munmap", "__se_sys_munmap", "__do_sys_munmap"] {
             assert_eq!(kernel_role(symbol), Some(KernelRole::Map), "{symbol}");
         }
         assert_eq!(kernel_role("__x64_sys_mount"), None);
+    }
+
+    #[test]
+    fn only_the_handler_is_a_system_call() {
+        assert!(is_system_call("__x64_sys_prctl") && is_system_call("__arm64_sys_prctl"));
+        assert!(!is_system_call("do_syscall_64") && !is_system_call("__do_munmap"));
+    }
+
+    #[test]
+    fn what_starts_a_thread_is_no_function_of_the_program() {
+        for root in ["_start", "__libc_start_call_main", "execute_native_thread_routine", "clone3"] {
+            assert!(is_root(root), "{root}");
+        }
+        for function in ["main", "start_threads", "app::clone(int)", "execute"] {
+            assert!(!is_root(function), "{function}");
+        }
     }
 
     #[test]

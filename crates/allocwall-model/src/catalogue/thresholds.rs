@@ -7,7 +7,7 @@ pub struct Threshold {
     pub wall: Wall,
     /// Share from which the wall is a contributor.
     pub contributor: f64,
-    /// Share from which it is a wall; `UNREACHABLE` if the evidence is never strong enough.
+    /// Share from which it is a wall.
     pub wall_from: f64,
     /// Absolute minimum: below it the wall is ruled out, even if its share is large.
     pub floor: Floor,
@@ -22,9 +22,6 @@ pub enum Floor {
     /// The share alone decides: it is already a share of time or of memory accesses.
     None,
 }
-
-/// A threshold that no share reaches.
-pub const UNREACHABLE: f64 = f64::INFINITY;
 
 /// With fewer CPU samples, shares are not judged. With 100 samples the 95 % interval of a 15 % share is 9 to 23 %,
 /// just above the 5 % threshold of most contributors.
@@ -64,7 +61,7 @@ pub struct Pressure {
 
 pub const PRESSURE: Pressure = Pressure { reclaim: 0.05, stalled: 0.10, major_faults: 100.0 };
 
-pub const TABLE: [Threshold; 18] = [
+pub const TABLE: [Threshold; 19] = [
     Threshold {
         wall: Wall::CgroupThrottling,
         contributor: 0.01,
@@ -152,16 +149,16 @@ pub const TABLE: [Threshold; 18] = [
     Threshold {
         wall: Wall::Tlb,
         contributor: 0.05,
-        wall_from: UNREACHABLE,
+        wall_from: 0.15,
         floor: Floor::PerSecond(0.05),
-        source: "never a wall: an upper bound from TLB size and prices can rule it out, but cannot prove it",
+        source: "as for first touch; only hardware counters can prove it",
     },
     Threshold {
         wall: Wall::Numa,
         contributor: 0.05,
-        wall_from: UNREACHABLE,
-        floor: Floor::None,
-        source: "our choice; never a wall, because the counters cover the whole machine",
+        wall_from: 0.15,
+        floor: Floor::PerSecond(0.05),
+        source: "as for first touch; without counted loads, a wall only if 80 % of the accesses are expected on another node",
     },
     Threshold {
         wall: Wall::CallRate,
@@ -169,6 +166,13 @@ pub const TABLE: [Threshold; 18] = [
         wall_from: 0.15,
         floor: Floor::PerSecond(0.05),
         source: "Kanev et al., ISCA 2015: allocation takes about 7 % of cycles across a fleet; a wall is twice as much",
+    },
+    Threshold {
+        wall: Wall::LargeAllocations,
+        contributor: 0.05,
+        wall_from: 0.15,
+        floor: Floor::PerSecond(0.05),
+        source: "as for first touch: both fill memory, by the byte",
     },
     Threshold {
         wall: Wall::AllocatorCode,

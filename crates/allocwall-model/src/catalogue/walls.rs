@@ -13,7 +13,7 @@ pub enum Wall {
     Waiting,
     /// Threads wait for the application's own locks.
     ApplicationLock,
-    /// Threads wait for CPython's interpreter lock.
+    /// Threads wait for Python's GIL.
     Gil,
     GarbageCollector,
     FirstTouch,
@@ -25,13 +25,15 @@ pub enum Wall {
     Tlb,
     Numa,
     CallRate,
+    /// The bytes of the blocks cost the time, not the number of calls.
+    LargeAllocations,
     AllocatorCode,
     AllocatorContention,
     Retention,
 }
 
 impl Wall {
-    pub const ALL: [Wall; 18] = [
+    pub const ALL: [Wall; 19] = [
         Wall::CgroupThrottling,
         Wall::Steal,
         Wall::RunQueue,
@@ -47,6 +49,7 @@ impl Wall {
         Wall::Tlb,
         Wall::Numa,
         Wall::CallRate,
+        Wall::LargeAllocations,
         Wall::AllocatorCode,
         Wall::AllocatorContention,
         Wall::Retention,
@@ -63,7 +66,7 @@ impl Wall {
             Wall::AddressSpaceLock => 6,
             Wall::Tlb => 7,
             Wall::Numa => 8,
-            Wall::CallRate => 9,
+            Wall::CallRate | Wall::LargeAllocations => 9,
             Wall::AllocatorCode | Wall::AllocatorContention => 10,
             Wall::Retention => 11,
         }
@@ -80,6 +83,7 @@ impl Wall {
             Wall::MapChurn => &[MapCalls, PageRelease],
             Wall::AddressSpaceLock => &[AddressSpaceLock],
             Wall::CallRate => &[AllocatorCode, RuntimeAllocator],
+            Wall::LargeAllocations => &[BlockFilling],
             Wall::AllocatorCode => &[AllocatorCode],
             Wall::AllocatorContention => &[AllocatorLocks],
             _ => &[],
@@ -116,6 +120,7 @@ impl Wall {
             Wall::Tlb => "tlb",
             Wall::Numa => "numa",
             Wall::CallRate => "call_rate",
+            Wall::LargeAllocations => "large_allocations",
             Wall::AllocatorCode => "allocator_code",
             Wall::AllocatorContention => "allocator_contention",
             Wall::Retention => "retention",
@@ -139,6 +144,7 @@ impl Wall {
             Wall::Tlb => "TLB",
             Wall::Numa => "NUMA",
             Wall::CallRate => "call rate",
+            Wall::LargeAllocations => "large allocations",
             Wall::AllocatorCode => "allocator code",
             Wall::AllocatorContention => "allocator contention",
             Wall::Retention => "retention",
@@ -164,7 +170,7 @@ impl Wall {
                 "Threads wait for locks that the program takes itself, outside the allocator. Only a change of its code helps."
             }
             Wall::Gil => {
-                "CPython has one lock for all of its threads, the global interpreter lock (GIL): only the thread that holds it runs Python code. More threads don't make computing in Python faster; they wait for each other. Long calls of C code release the lock. Several processes, or the free-threaded build of CPython, have no common lock."
+                "CPython has one lock for all of its threads, the global interpreter lock (GIL). Only the thread that holds it runs Python code. More threads don't make computing in Python faster; they wait for each other. Many functions in C release the GIL while they compute or wait. Several processes have a GIL each, and the free-threaded build of CPython has none."
             }
             Wall::GarbageCollector => {
                 "The runtime's garbage collector takes the time. It runs less often if the program allocates less or has a larger heap. Another malloc does not help, because the collector does not use malloc."
@@ -173,7 +179,7 @@ impl Wall {
                 "The first write to a new page enters the kernel, which finds a free page, fills it with zeros and maps it. Programs that return memory to the kernel and get new memory pay this cost each time."
             }
             Wall::Fork => {
-                "After a fork, parent and child share all pages. The first write to such a page, by either of them, copies it. The fork itself copies the page tables, and the end of the child frees them, so both grow with the memory of the parent. The line `copy-on-write` has the copies, the line `starting and ending processes` the rest. Threads that start and end are on that line too; without a fork they are no wall."
+                "After a fork, parent and child share all pages. The first write to such a page, by either of them, copies it. The fork itself copies the page tables, and the end of the child frees them, so both grow with the memory of the parent. The line `copy-on-write` has the copies, the line `process and thread start and end` the rest. Threads, posix_spawn, vfork, exec and exit are on that line too; they copy no address space, and are no wall."
             }
             Wall::FileFault => {
                 "Each first access to a page of a mapped file enters the kernel, which finds the page in the page cache and maps it. The first write to a private page copies it. Programs that map, read and unmap files again and again pay this cost each time. Nothing is allocated there, so no allocator changes it."
@@ -185,13 +191,16 @@ impl Wall {
                 "One lock, mmap_lock, protects the memory map of a process. Threads that map, unmap or fault at the same time wait for this lock in the kernel."
             }
             Wall::Tlb => {
-                "Address translation misses the TLB, because the memory in use is larger than the TLB covers with small pages. allocwall only computes an upper bound, from the size of the memory and the prices of loads. The bound can rule this wall out, but cannot prove it."
+                "Address translation misses the TLB, because the memory in use is larger than the TLB covers with small pages. On Intel processors from Skylake to Ice Lake, and on Sapphire and Emerald Rapids, allocwall counts the cycles in which the processor walks page tables for a load. On a virtual machine that count is a lower bound. On other processors it counts the misses, and takes their price from `allocwall calibrate`. Without hardware counters it only computes an upper bound, from the size of the memory and the prices of loads. The bound can rule this wall out, but cannot prove it."
             }
             Wall::Numa => {
-                "Pages are on another NUMA node than the threads that use them. The counters cover the whole machine, not only the target, so this is reported as a contributor at most."
+                "Pages are on another NUMA node than the threads that use them. Where the processor counts loads from other nodes, the wall is judged by that count. Otherwise allocwall compares where the pages of each process are with the CPUs that its samples ran on, and assumes that all pages are used equally often. That gives an upper bound of the cost, at this machine's price of a remote load. The bound can rule this wall out. Without a count of remote loads, it is found only if at least 80 % of the accesses to a large memory go to another node."
             }
             Wall::CallRate => {
-                "The program makes many cheap calls of malloc and free; each one is fast. Allocate less: use pools, one arena per request, or parse only the needed parts of a document. Another allocator saves little of the calls' own time. But it places blocks elsewhere, and a program that follows pointers can gain much from that; only a trial shows it. If most of this time zeroes or copies blocks, few large blocks can cause it: reuse them."
+                "The program makes many cheap calls of malloc and free; each one is fast. Allocate less: use pools, one arena per request, or parse only the needed parts of a document. Another allocator saves little of the calls' own time. But it places blocks elsewhere, and a program that follows pointers can gain much from that; only a trial shows it."
+            }
+            Wall::LargeAllocations => {
+                "The program allocates large blocks, and the time goes to filling them with zeros or copying them, not to finding them: calloc on memory that was used before, realloc that moves a block, new slices in Go, new arrays in Java. A few calls are enough. Another allocator fills and copies about as many bytes. Reuse the blocks, allocate smaller ones, or ask for zeros only where they are needed. JIT-compiled code zeroes its new objects itself; that time is counted as application."
             }
             Wall::AllocatorCode => {
                 "The allocator's slow paths take the time: it searches, splits and merges blocks, and refills its caches."

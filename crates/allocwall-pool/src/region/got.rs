@@ -105,7 +105,7 @@ impl fmt::Display for Why {
             Why::TooLarge => write!(f, "the requested size is too large"),
             Why::NoPool => write!(
                 f,
-                "no huge pages are reserved (vm.nr_hugepages is 0): run, as root, sysctl vm.nr_hugepages=N"
+                "no huge pages are reserved (vm.nr_hugepages is 0): run sudo sysctl vm.nr_hugepages=N"
             ),
             Why::PoolExhausted { asked, free } => {
                 write!(f, "the pool of reserved huge pages has {free} free pages, but {asked} were requested")
@@ -114,7 +114,7 @@ impl fmt::Display for Why {
             Why::Never => write!(
                 f,
                 "transparent huge pages are off (mode never): \
-                 run, as root, echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
+                 run echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"
             ),
             Why::Disabled => {
                 write!(f, "transparent huge pages are off for this process (PR_SET_THP_DISABLE)")

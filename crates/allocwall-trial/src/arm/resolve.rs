@@ -11,6 +11,7 @@ use allocwall_model::catalogue::modules::{
     AllocatorKind, JEMALLOC_CONF, LibcKind, allocator_by_name, libc_by_name,
 };
 use allocwall_model::catalogue::nearest::hint;
+use allocwall_model::catalogue::options::same_setting;
 use allocwall_model::catalogue::remedies::{
     ARENA_HOOK, ARENA_HOOK_FILES, ARENA_HOOK_ON, Change, Library, Need, Pages, Proof, Remedy, TABLE,
 };
@@ -18,7 +19,8 @@ use allocwall_model::catalogue::tunables;
 use allocwall_model::recording::{Libc, Runtime, version_of};
 use allocwall_model::shell::{merged, quoted};
 use allocwall_model::units::{Absence, Measured, Reason};
-use std::collections::BTreeMap;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
@@ -27,7 +29,7 @@ use std::path::{Path, PathBuf};
 /// How the start of a command changes for an arm.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
-    /// The command, with the arm's `options` inserted.
+    /// The command, with the arm's `options` inserted and without its own options that set the same.
     pub command: Vec<OsString>,
     pub options: Vec<String>,
     /// Variables whose value the arm changes, by name; None removes the variable.
@@ -37,7 +39,7 @@ pub struct Applied {
     pub nodes: Option<Vec<u32>>,
     /// What the running target must show as proof that the arm took effect.
     pub expects: Vec<Expectation>,
-    /// Things that could not be checked, one line each.
+    /// Things that could not be checked, and options of the command that are left out, one line each.
     pub notes: Vec<String>,
 }
 
@@ -192,7 +194,7 @@ impl Arm {
                 format!(": add the allocator to the arm, for example {name}+{text}")
             }
             (Need::ThpByAdvice, Unmet::ThpNever) => {
-                ": run, as root, echo madvise > /sys/kernel/mm/transparent_hugepage/enabled".to_owned()
+                ": run echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled".to_owned()
             }
             (Need::CpythonAtLeast(_), Unmet::Runtime(Runtime::Cpython { free_threaded: true, .. })) => {
                 ": use cpython-nogil-huge".to_owned()
@@ -276,9 +278,9 @@ fn allocator_library(entry: &OsStr) -> Option<AllocatorKind> {
 
 fn reserved_pages(inventory: &Inventory, text: &str) -> Result<(), Refusal> {
     match &inventory.reserved_pages {
-        Ok(0) => refuse(format!(
-            "{text}: no reserved huge page is free: run, as root, echo PAGES > /proc/sys/vm/nr_hugepages"
-        )),
+        Ok(0) => {
+            refuse(format!("{text}: no reserved huge page is free: run sudo sysctl vm.nr_hugepages=PAGES"))
+        }
         Ok(_) => Ok(()),
         Err(absence) => refuse(format!("{text}: {absence}")),
     }
@@ -728,7 +730,9 @@ impl Work<'_> {
     fn finish(mut self, arm: &Arm) -> Result<Applied, Refusal> {
         self.join_lists(arm)?;
         self.nodes_have_cpus();
-        self.done.command = self.command(arm)?;
+        let (command, left_out) = self.command(arm)?;
+        self.done.command = command;
+        self.done.notes.extend(left_out);
         self.done.env = std::mem::take(&mut self.env).into_iter().collect();
         if let Some(cpus) = self.done.cpus.clone() {
             self.expect(Expectation::Cpus(cpus));
@@ -780,16 +784,30 @@ impl Work<'_> {
         }
     }
 
-    fn command(&self, arm: &Arm) -> Result<Vec<OsString>, Refusal> {
+    /// The command, and a note for each of its own options that is left out: of two options with one name the last counts, so the
+    /// arm would have no effect.
+    fn command(&self, arm: &Arm) -> Result<(Vec<OsString>, Vec<String>), Refusal> {
         let mut command = self.facts.command.clone();
         let options = &self.done.options;
         if options.is_empty() {
-            return Ok(command);
+            return Ok((command, vec![]));
         }
         match self.facts.certain().and_then(|program| program.place) {
             Some(place) => {
-                command.splice(place + 1..place + 1, options.iter().map(OsString::from));
-                Ok(command)
+                let first = place + 1;
+                let words: Vec<Cow<str>> =
+                    command[first..].iter().map(|word| word.to_string_lossy()).collect();
+                let same = |option: &String| same_setting(words.iter().map(|word| &**word), option);
+                let replaced: BTreeSet<usize> = options.iter().flat_map(same).collect();
+                let note =
+                    |at: &usize| format!("{} of the command is left out: {} sets it", words[*at], arm.name);
+                let notes = replaced.iter().map(note).collect();
+                // From the last one on, so that the places of the others stay.
+                for at in replaced.iter().rev() {
+                    command.remove(first + at);
+                }
+                command.splice(first..first, options.iter().map(OsString::from));
+                Ok((command, notes))
             }
             None => refuse(format!(
                 "{} adds {} to the command line, but the command starts its program through a script: add the option in the script",

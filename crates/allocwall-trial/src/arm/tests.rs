@@ -411,6 +411,60 @@ fn options_follow_the_program_and_nodes_bind_their_cpus() {
     assert_eq!(applied.expects, [Expectation::Cpus(vec![1]), Expectation::Nodes(vec![0])]);
 }
 
+/// Of two options with one name the last counts: without this, the arm would be the baseline.
+#[test]
+fn an_option_of_the_command_that_sets_the_same_is_left_out() {
+    let node = || Runtime::Node { version: None };
+    let java = || Runtime::Jvm { version: None };
+    for (runtime, arm, command, expected, left_out) in [
+        (
+            node(),
+            "node-semi-space",
+            "node --inspect --max_semi_space_size=2 app.js",
+            "node --max-semi-space-size=64 --inspect app.js",
+            Some("--max_semi_space_size=2"),
+        ),
+        (
+            java(),
+            "jvm-heap=2G",
+            "java -cp lib -Xmx48m Service -Xmx1",
+            "java -Xmx2147483648 -cp lib Service -Xmx1",
+            Some("-Xmx48m"),
+        ),
+        (
+            java(),
+            "jvm-heap=2G",
+            "java -XX:MaxHeapSize=1g -jar x.jar",
+            "java -Xmx2147483648 -jar x.jar",
+            Some("-XX:MaxHeapSize=1g"),
+        ),
+        // An option after the name of the program is the program's own.
+        (
+            node(),
+            "node-semi-space",
+            "node app.js --max-semi-space-size=2",
+            "node --max-semi-space-size=64 app.js --max-semi-space-size=2",
+            None,
+        ),
+        (
+            node(),
+            "node-semi-space",
+            "node --max-old-space-size=200 app.js",
+            "node --max-semi-space-size=64 --max-old-space-size=200 app.js",
+            None,
+        ),
+    ] {
+        let mut facts = with_program(|program| program.runtime = Ok(runtime));
+        facts.command = command.split(' ').map(OsString::from).collect();
+        let applied = resolve(arm, &inventory(), &facts).unwrap();
+        let expected: Vec<OsString> = expected.split(' ').map(OsString::from).collect();
+        assert_eq!(applied.command, expected, "{command}");
+        let notes: Vec<bool> =
+            applied.notes.iter().map(|note| left_out.is_some_and(|word| note.starts_with(word))).collect();
+        assert_eq!(notes, vec![true; usize::from(left_out.is_some())], "{command}: {:?}", applied.notes);
+    }
+}
+
 /// A machine and a command, one of which differs from the default.
 struct Twist {
     machine: Inventory,

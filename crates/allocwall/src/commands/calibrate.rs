@@ -289,7 +289,7 @@ mod tests {
                 absent: vec![(
                     TOUCH_2M.into(),
                     Absence::new(Reason::Disabled, "transparent huge pages are switched off (mode `never`)")
-                        .mend("echo madvise > /sys/kernel/mm/transparent_hugepage/enabled, as root; then allocwall calibrate --fresh"),
+                        .mend("echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled; then allocwall calibrate --fresh"),
                 )],
             },
             origin: Origin::Cache,

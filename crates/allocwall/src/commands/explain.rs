@@ -4,7 +4,7 @@ use crate::commands::shared::experiments::{KNOWN, Known};
 use crate::commands::shared::{arms, plain};
 use crate::printer::Printer;
 use allocwall_lab::workloads::{SUBJECTS, Subject, line_key};
-use allocwall_model::catalogue::cost::CostClass;
+use allocwall_model::catalogue::cost::{CostClass, WaitClass};
 use allocwall_model::catalogue::modules::AllocatorKind;
 use allocwall_model::catalogue::nearest::hint;
 use allocwall_model::catalogue::remedies::{
@@ -23,7 +23,7 @@ use std::process::ExitCode;
 /// Explain what it is, where it applies, how it is applied, proved and undone, and when it makes things worse
 #[derive(clap::Args)]
 pub struct Args {
-    /// A name from `allocwall list`: jemalloc, glibc:arena_max, first_touch, cold-touch
+    /// A name from `allocwall list`, or a title in a report: jemalloc, cold-touch, "page release"
     #[arg(value_name = "NAME")]
     name: String,
 
@@ -67,7 +67,7 @@ struct Page {
 
 /// One name may have several pages: `retention` is a wall and an experiment.
 fn pages(name: &str, printer: &Printer) -> Vec<Page> {
-    let same = |known: &str| known == name || known.replace('_', "-") == name.replace('_', "-");
+    let same = |known: &str| plain_name(known) == plain_name(name);
     let tunable = name.strip_prefix("glibc:").unwrap_or(name);
     let tunable = tunable.split('=').next().unwrap_or(tunable);
     let known = tunables::find(tunable);
@@ -75,18 +75,45 @@ fn pages(name: &str, printer: &Printer) -> Vec<Page> {
     let key = name.split(['=', '@']).next().unwrap_or(name);
     let remedies = TABLE.iter().filter(|remedy| {
         let of_variable = remedy.key == "env:" && name.starts_with("env:");
-        remedy.key == key || format!("{key}:") == remedy.key || of_variable
+        let short = remedy.key.strip_suffix(':').unwrap_or(remedy.key);
+        let of_key = [remedy.key, short].iter().any(|known| known.eq_ignore_ascii_case(key));
+        of_key || same(remedy.title) || of_variable
     });
-    let walls = Wall::ALL.into_iter().filter(|wall| same(wall.key()));
+    let walls = Wall::ALL.into_iter().filter(|wall| same(wall.key()) || same(wall.title()));
     let subjects = SUBJECTS.iter().filter(|subject| same(subject.name));
     let experiments = KNOWN.iter().filter(|experiment| same(experiment.name));
-    remedies
+    let mut pages: Vec<Page> = remedies
         .map(|remedy| remedy_page(remedy, printer))
         .chain(known.map(tunable_page))
         .chain(walls.map(wall_page))
         .chain(subjects.map(subject_page))
         .chain(experiments.map(bench_page))
-        .collect()
+        .collect();
+    if pages.is_empty() {
+        pages.extend(wall_of_line(same).map(wall_page));
+    }
+    pages
+}
+
+/// Users type a name in any case, and with spaces as in a title.
+fn plain_name(name: &str) -> String {
+    name.to_lowercase().replace(['_', ' '], "-")
+}
+
+/// The first wall that a line of the bill belongs to. `same`: whether this is the title of the line.
+fn wall_of_line(same: impl Fn(&str) -> bool) -> Option<Wall> {
+    let of_wait = |wait: WaitClass| match wait {
+        // The kernel counts them apart from the waits, so no wall lists them.
+        WaitClass::RunQueue => Some(Wall::RunQueue),
+        WaitClass::Throttled => Some(Wall::CgroupThrottling),
+        WaitClass::Stolen => Some(Wall::Steal),
+        WaitClass::Idle => Some(Wall::Waiting),
+        _ => Wall::ALL.into_iter().find(|wall| wall.waits().contains(&wait)),
+    };
+    let class = CostClass::ALL.into_iter().find(|class| same(class.title()));
+    let wait = WaitClass::ALL.into_iter().find(|wait| same(wait.title()) || same(wait.short_title()));
+    let of_class = class.and_then(|class| Wall::ALL.into_iter().find(|wall| wall.lines().contains(&class)));
+    of_class.or_else(|| wait.and_then(of_wait))
 }
 
 /// The label of each section, in the order of output.
@@ -214,7 +241,7 @@ fn remedy_page(remedy: &Remedy, printer: &Printer) -> Page {
     add("acts_on", titles(remedy.acts_on));
     add("gain", gain(remedy));
     add("walls", remedy.walls.iter().map(|w| w.key()).collect::<Vec<_>>().join(", "));
-    add("backfires", remedy.backfires.to_owned());
+    add("backfires", remedy.backfires_line());
     add("moves", remedy.moves.to_owned());
     add("undo", remedy.undo_line());
     add("restart", if remedy.restart { "needed" } else { "not needed" }.to_owned());
@@ -254,6 +281,11 @@ fn gain(remedy: &Remedy) -> String {
         Effect::Populate => "predicted from this machine's prices: one call maps many pages".to_owned(),
         Effect::AtMost(1.0, why) => format!("at most these lines: {why}"),
         Effect::AtMost(part, why) => format!("at most {} % of these lines: {why}", (part * 100.0).round()),
+        Effect::FewerCollections(why) => {
+            format!("at most 1 - present value / new value of these lines: {why}")
+        }
+        Effect::ForkCopy(what) => format!("at most the part of these lines that copies memory maps for forks: {what}"),
+        Effect::Unknown(why) => format!("unknown; it acts on these lines: {why}"),
         Effect::NotCpu(what) => format!("not CPU time: {what}"),
     }
 }
@@ -321,6 +353,7 @@ fn tunable_page(known: &MallocTunable) -> Page {
 
 fn wall_page(wall: Wall) -> Page {
     let threshold = thresholds::of(wall);
+    let wall_from = (threshold.wall_from * 100.0).round();
     let remedies: Vec<&str> =
         TABLE.iter().filter(|remedy| remedy.walls.contains(&wall)).map(|remedy| remedy.key).collect();
     let subjects: Vec<&str> =
@@ -330,8 +363,7 @@ fn wall_page(wall: Wall) -> Page {
         (
             "fires",
             format!(
-                "wall from {} %, contributor from {} % ({})",
-                (threshold.wall_from * 100.0).round(),
+                "wall from {wall_from} %, contributor from {} % ({})",
                 (threshold.contributor * 100.0).round(),
                 threshold.source
             ),
@@ -407,6 +439,16 @@ mod tests {
     }
 
     #[test]
+    fn a_wall_without_a_threshold_has_no_infinite_one() {
+        for wall in Wall::ALL {
+            let page = wall_page(wall);
+            let (_, fires) = page.sections.iter().find(|(key, _)| *key == "fires").expect("every wall fires");
+            assert!(!fires.contains("inf"), "{fires}");
+            assert_eq!(fires.contains("wall from "), thresholds::of(wall).wall_from.is_finite(), "{fires}");
+        }
+    }
+
+    #[test]
     fn applicable_remedies_have_all_sections() {
         for remedy in TABLE.iter().filter(|remedy| remedy.start.is_some()) {
             let page = remedy_page(remedy, &Printer::new());
@@ -449,6 +491,41 @@ mod tests {
         assert_eq!(kinds("env:A=b"), ["remedy"]);
         assert_eq!(kinds("glibc"), ["allocator", "remedy"]);
         assert!(pages("snake-oil", &Printer::new()).is_empty());
+    }
+
+    #[test]
+    fn titles_of_the_report_are_names() {
+        let names = |name: &str| {
+            pages(name, &Printer::new()).into_iter().map(|page| page.name).collect::<Vec<String>>()
+        };
+        for (title, wall) in [
+            ("first touch", "first_touch"),
+            ("First Touch", "first_touch"),
+            ("first touch: zeroing", "first_touch"),
+            ("Python's GIL", "gil"),
+            ("fork and copy-on-write", "fork"),
+            ("copy-on-write", "fork"),
+            ("process and thread start and end", "fork"),
+            ("page release", "map_churn"),
+            ("map/unmap/brk/madvise", "map_churn"),
+            ("runtime's object allocator", "call_rate"),
+            ("allocator code", "allocator_code"),
+            ("allocator locks", "allocator_contention"),
+            ("blocked in the allocator", "allocator_contention"),
+            ("runnable but waiting", "run_queue"),
+            ("throttled by the cgroup", "cgroup_throttling"),
+            ("storage I/O", "waiting"),
+            ("waiting for work", "waiting"),
+            ("TLB", "tlb"),
+        ] {
+            assert_eq!(names(title), [wall], "{title}");
+        }
+        assert_eq!(names("fewer arenas in glibc"), ["glibc-arenas-few"]);
+        assert_eq!(names("Jemalloc"), ["jemalloc"]);
+        // Lines of no wall, and the name of nothing.
+        for other in ["sockets and pipes", "other kernel", "other waits", "first", "", ":", "code"] {
+            assert!(names(other).is_empty(), "{other}");
+        }
     }
 
     #[test]

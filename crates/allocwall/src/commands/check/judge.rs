@@ -8,6 +8,7 @@ use allocwall_host::file::errno_text;
 use allocwall_host::rights::{Capabilities, Seccomp};
 use allocwall_model::catalogue::advice::Advice;
 use allocwall_model::catalogue::remedies::Library;
+use allocwall_model::hardware::HardwareEvent;
 use allocwall_model::units::{Absence, Measured, Reason, count};
 use serde::Serialize;
 use std::io;
@@ -383,7 +384,7 @@ fn tracepoints(s: &Surroundings) -> Answer {
 
 fn hardware_counters(s: &Surroundings) -> Answer {
     match (&s.facts.pmu, &s.own_samples) {
-        (Ok(()), _) => Answer::new(Available, "cycles, dTLB and cache misses"),
+        (Ok(()), _) => each_event(&s.hardware),
         (Err(absence), _) if absence.reason == Reason::NotSupported => {
             let detail = format!("{}; TLB costs are estimated from huge-page coverage", absence.detail);
             match s.facts.hypervisor {
@@ -400,6 +401,29 @@ fn hardware_counters(s: &Surroundings) -> Answer {
         (Err(_), Err(error)) => blame(s, Reach::User, error),
         (Err(absence), Ok(())) => Answer::absent(absence),
     }
+}
+
+/// Which events the processor counts, and which ones it does not, by reason. An event that the processor does not have
+/// blocks no measurement.
+fn each_event(events: &[(HardwareEvent, Measured<()>)]) -> Answer {
+    let counted: Vec<&str> =
+        events.iter().filter(|(_, tried)| tried.is_ok()).map(|(event, _)| event.name()).collect();
+    let mut refused: Vec<(&Absence, Vec<&str>)> = Vec::new();
+    for (event, tried) in events {
+        let Err(absence) = tried else { continue };
+        match refused.iter_mut().find(|(known, _)| known.detail == absence.detail) {
+            Some((_, names)) => names.push(event.name()),
+            None => refused.push((absence, vec![event.name()])),
+        }
+    }
+    let counts = match counted.is_empty() {
+        true => "no event".to_owned(),
+        false => counted.join(", "),
+    };
+    let refusals = refused.iter().map(|(absence, names)| format!("; not {} ({absence})", names.join(", ")));
+    let state = if refused.is_empty() { Available } else { Partial };
+    let mend = refused.iter().flat_map(|(absence, _)| absence.mend.iter().cloned());
+    Answer::new(state, format!("{counts}{}", refusals.collect::<String>())).mend(mend)
 }
 
 fn wait_stacks(s: &Surroundings) -> Answer {
@@ -725,6 +749,7 @@ mod tests {
             stranger: Some((1, Ok(()))),
             kernel_symbols: Ok(true),
             tracepoint: Ok(Ok(())),
+            hardware: HardwareEvent::ALL.map(|event| (event, Ok(()))).into(),
             memory: Some(Ok(())),
             kernel_stack: Ok(()),
             smaps: Ok(()),
@@ -801,6 +826,30 @@ mod tests {
             judge(&s).summary,
             "Everything that diagnose needs can be measured here, except: hardware counters (virtual machine without a PMU)."
         );
+    }
+
+    #[test]
+    fn each_hardware_event_works_or_has_its_reason() {
+        let mut s = complete();
+        let all = answer(&s, "hardware_counters");
+        assert_eq!(all.state, Available);
+        assert!(HardwareEvent::ALL.iter().all(|event| all.detail.contains(event.name())), "{}", all.detail);
+        for (event, tried) in &mut s.hardware {
+            *tried = match event {
+                HardwareEvent::Cycles | HardwareEvent::Instructions => Ok(()),
+                HardwareEvent::DtlbWalkActive => Err(Absence::new(Reason::NotSupported, "unknown here")),
+                _ => Err(Absence::new(Reason::NotSupported, "no such event")),
+            };
+        }
+        let some = answer(&s, "hardware_counters");
+        assert_eq!((some.state, some.cause), (Partial, None));
+        assert_eq!(
+            some.detail,
+            "cycles, instructions; not dTLB-loads, dTLB-load-misses, LLC-load-misses, cache-misses, node-loads, \
+             node-load-misses (no such event); not dtlb_load_misses.walk_active (unknown here)"
+        );
+        // Events that the processor does not have block no measurement.
+        assert_eq!(judge(&s).summary, "Everything that diagnose needs can be measured here.");
     }
 
     #[test]

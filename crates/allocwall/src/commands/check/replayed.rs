@@ -9,18 +9,24 @@ use allocwall_sketches::machines::{Groups, Home, Server, TARGET, Tree};
 use std::fs;
 use std::io;
 
-const GRANTS: Kernel =
-    Kernel { cpu_clock: |_, _| Ok(()), tracepoint: |_, _| Ok(()), read_memory: |_| Ok(()) };
+const GRANTS: Kernel = Kernel {
+    cpu_clock: |_, _| Ok(()),
+    tracepoint: |_, _| Ok(()),
+    hardware: |_| Ok(()),
+    read_memory: |_| Ok(()),
+};
 
 /// What an unprivileged user gets, and what a sandbox without perf events answers.
 const REFUSES: Kernel = Kernel {
     cpu_clock: |_, _| Err(io::Error::from_raw_os_error(libc::EACCES)),
     tracepoint: |_, _| Err(io::Error::from_raw_os_error(libc::EACCES)),
+    hardware: |_| Err(io::Error::from_raw_os_error(libc::EACCES)),
     read_memory: |_| Err(io::Error::from_raw_os_error(libc::EPERM)),
 };
 const SANDBOX: Kernel = Kernel {
     cpu_clock: |_, _| Err(io::Error::from_raw_os_error(libc::ENOSYS)),
     tracepoint: |_, _| Err(io::Error::from_raw_os_error(libc::ENOSYS)),
+    hardware: |_| Err(io::Error::from_raw_os_error(libc::ENOSYS)),
     read_memory: |_| Err(io::Error::from_raw_os_error(libc::ENOSYS)),
 };
 

@@ -2,12 +2,14 @@
 
 use allocwall_host::cgroup::CgroupFs;
 use allocwall_host::facts::Machine;
+use allocwall_host::hardware::{self, Encoding, Processor};
 use allocwall_host::installed::{self, InstalledAllocator, InstalledRuntime};
 use allocwall_host::perf_trial::{self, Observed};
 use allocwall_host::proc::{ProcFs, Status, refuse_thread};
 use allocwall_host::rights::{self, Rights};
 use allocwall_host::tracefs::TraceFs;
 use allocwall_model::error::{Error, Result};
+use allocwall_model::hardware::HardwareEvent;
 use allocwall_model::machine::{CgroupTick, HostFacts};
 use allocwall_model::units::{Measured, Reason};
 use std::io;
@@ -28,6 +30,8 @@ pub struct Surroundings {
     pub kernel_symbols: Measured<bool>,
     /// Opening the event of context switches; absent if its number cannot be read.
     pub tracepoint: Measured<Tried>,
+    /// Opening each hardware event by itself.
+    pub hardware: Vec<(HardwareEvent, Measured<()>)>,
     /// Reading the memory of another process of the same user; None if there is no such process.
     pub memory: Option<Tried>,
     pub kernel_stack: Measured<()>,
@@ -74,6 +78,7 @@ const FIRST_USER_NAMESPACE: &str = "user:[4026531837]";
 pub struct Kernel {
     pub cpu_clock: fn(Observed, bool) -> Tried,
     pub tracepoint: fn(u64, Observed) -> Tried,
+    pub hardware: fn(&Encoding) -> Tried,
     pub read_memory: fn(i32) -> Tried,
 }
 
@@ -81,6 +86,7 @@ impl Kernel {
     pub const RUNNING: Kernel = Kernel {
         cpu_clock: perf_trial::cpu_clock,
         tracepoint: perf_trial::tracepoint,
+        hardware: hardware::try_open,
         read_memory: rights::can_read_memory,
     };
 }
@@ -108,6 +114,7 @@ pub fn gather(machine: &Machine, kernel: Kernel, target: Option<i32>) -> Result<
             .map(|&pid| (pid, (kernel.cpu_clock)(Observed::Process(pid), false))),
         kernel_symbols: proc.kernel_symbols_visible(),
         tracepoint: event.map(|id| (kernel.tracepoint)(id, observed)),
+        hardware: hardware_events(kernel),
         memory: match &target {
             Some(target) => Some((kernel.read_memory)(target.pid)),
             None => read_any_memory(kernel, &processes_where(proc, own, |uid| uid == euid)),
@@ -124,6 +131,15 @@ pub fn gather(machine: &Machine, kernel: Kernel, target: Option<i32>) -> Result<
         rights,
         target,
     })
+}
+
+fn hardware_events(kernel: Kernel) -> Vec<(HardwareEvent, Measured<()>)> {
+    let processor = Processor::this();
+    let tried = |event| -> Measured<()> {
+        let encoding = hardware::encoding(event, processor.as_ref())?;
+        (kernel.hardware)(&encoding).map_err(|error| hardware::refusal(&error))
+    };
+    HardwareEvent::ALL.map(|event| (event, tried(event))).into()
 }
 
 fn cgroup_view(machine: &Machine, pid: i32) -> Measured<CgroupView> {
