@@ -24,6 +24,8 @@ ROOT = Path(__file__).resolve().parents[1]
 LIST = ROOT / "tests" / "skips.txt"
 # A step that takes longer is ended.
 LIMIT_S = 40 * 60
+# The number of test programs whose times are shown at the end.
+SLOWEST = 10
 # Programs and libraries that the tests of the Rust crates use, each with its package.
 PACKAGES = {
     "cc": "build-essential",
@@ -64,6 +66,8 @@ STEPS = [
     Step("build", ["make", "build"]),
     Step("scripts", **unittests("tests", "test_run")),
     Step("lab scripts", **unittests("tests/lab")),
+    Step("hostile scripts", **unittests("tests/hostile")),
+    Step("faults scripts", **unittests("tests/faults")),
     Step("expectations", **unittests(REAL, "test_expectations", "test_evidence")),
     Step("benches", **unittests("benches", "test_overhead", "test_trial_accuracy", "test_prediction_accuracy")),
     Step("models", ["make", "models"]),
@@ -89,7 +93,7 @@ STEPS = [
 
 PROGRAM = re.compile(r"^ +Running (?:unittests )?\S+ \((?:.*/)?([\w-]+)-[0-9a-f]{16}(?:\.js)?\)$")
 DOCTESTS = re.compile(r"^ +Doc-tests (\S+)$")
-RESULT = re.compile(r"^test result: \S+\. (\d+) passed; (\d+) failed; (\d+) ignored;")
+RESULT = re.compile(r"^test result: \S+\. (\d+) passed; (\d+) failed; (\d+) ignored;(?:.* finished in ([\d.]+)s$)?")
 TEST = re.compile(r"^test (.+?) \.\.\. (ignored(?:, .*)?|FAILED)$")
 OUTPUT_OF = re.compile(r"^---- (.+) (?:stdout|stderr) ----$")
 SKIPPED = re.compile(r"^skipped(?: in part)?: (.+)$")
@@ -108,6 +112,8 @@ class Count:
     failed: list = field(default_factory=list)
     # (test, reason); a test that was skipped in part may have several.
     reasons: list = field(default_factory=list)
+    # For cargo: the seconds of each test program; those of a library include its documentation's tests.
+    seconds: dict = field(default_factory=dict)
     # For cargo: the test program, its skipped tests, the test whose output is being read, and whether that test passed. The output of
     # a test that passed is read, but not shown.
     program: str = ""
@@ -116,6 +122,8 @@ class Count:
     quiet: bool = False
     # For a script: the number of skips and failures with a name since its last summary.
     named: dict = field(default_factory=lambda: {"skipped": 0, "failed": 0})
+    # It printed counts.
+    summed: bool = False
 
     def read(self, line):
         """Reads one line; returns whether to show it."""
@@ -125,6 +133,8 @@ class Count:
         elif match := RESULT.match(line):
             self.passed += int(match[1]) - len(self.here)
             self.skipped += int(match[3]) + len(self.here)
+            self.seconds[self.program] = self.seconds.get(self.program, 0) + float(match[4] or 0)
+            self.summed = True
             self.leave()
         elif line in ("successes:", "failures:"):
             self.quiet, self.speaks = line == "successes:", None
@@ -147,6 +157,7 @@ class Count:
             self.failed += ["a test without a name"] * (int(match[2]) - self.named["failed"])
             self.reasons += [("a test without a name", "no reason")] * (int(match[3]) - self.named["skipped"])
             self.named = {"skipped": 0, "failed": 0}
+            self.summed = True
         elif match := NAMED.match(line):
             self.named[match[1]] += 1
             if match[1] == "skipped":
@@ -157,6 +168,19 @@ class Count:
 
     def leave(self):
         self.here, self.speaks, self.quiet = set(), None, False
+
+    def end(self, name, reason):
+        """Ends the step of this name. `reason`: why it failed as a whole, or None."""
+        if self.failed:
+            return
+        if reason:
+            self.failed.append(f"{name} ({reason})")
+        elif not self.passed and not self.skipped:
+            # A step that prints no counts is one test. One whose counts are 0 tested nothing.
+            if self.summed:
+                self.failed.append(f"{name} (no test ran)")
+            else:
+                self.passed = 1
 
 
 def listed(text):
@@ -169,6 +193,12 @@ def listed(text):
 def unlisted(reasons, patterns):
     skips = {f"{test}: {reason}" for test, reason in reasons}
     return sorted(skip for skip in skips if not any(pattern.fullmatch(skip) for pattern in patterns))
+
+
+def slowest(seconds):
+    """The slowest test programs of a step, with their times; the slowest first."""
+    programs = sorted(seconds, key=seconds.get, reverse=True)[:SLOWEST]
+    return ", ".join(f"{program} {seconds[program]:.1f} s" for program in programs)
 
 
 def run(step):
@@ -205,12 +235,7 @@ def run(step):
         raise
     finally:
         signal.alarm(0)
-    if status != 0 and not count.failed:
-        reason = ended[0] if ended else f"exit status {status}"
-        count.failed.append(f"{step.name} ({reason})")
-    elif count.passed == 0 and not count.failed and not count.skipped:
-        # A step that prints no counts is one test.
-        count.passed = 1
+    count.end(step.name, (ended[0] if ended else f"exit status {status}") if status != 0 else None)
     return count
 
 
@@ -240,7 +265,7 @@ def main():
     chosen = [step for step in STEPS if (step.name in arguments.steps if arguments.steps else arguments.ci or not step.ci)]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     install()
-    total, times, broken = Count(), [], set()
+    total, times, broken, slow = Count(), [], set(), ""
     for step in chosen:
         print(f"== {step.name}: {' '.join(step.command)}", flush=True)
         began = time.monotonic()
@@ -251,11 +276,15 @@ def main():
         if count.failed:
             broken.add(step.name)
         times.append(f"{step.name} {time.monotonic() - began:.0f} s")
+        if step.name == "rust":
+            slow = slowest(count.seconds)
         total.passed += count.passed
         total.skipped += count.skipped
         total.failed += count.failed
         total.reasons += count.reasons
     print(f"\ntimes: {', '.join(times)}")
+    if slow:
+        print(f"slowest test programs of the step rust: {slow}")
     for test, reason in sorted(set(total.reasons)):
         print(f"skipped: {test}: {reason}")
     refused = unlisted(total.reasons, listed(LIST.read_text()))

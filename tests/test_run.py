@@ -2,7 +2,7 @@
 
 import unittest
 
-from run import Count, listed, unlisted
+from run import SLOWEST, Count, listed, slowest, unlisted
 
 CARGO = """\
      Running unittests src/lib.rs (target/debug/deps/allocwall_model-0123456789abcdef)
@@ -99,6 +99,44 @@ class Counting(unittest.TestCase):
         counted, _ = count(["0 passed, 1 failed, 1 skipped"])
         self.assertEqual((len(counted.failed), counted.skipped), (1, 1))
         self.assertEqual(len(unlisted(counted.reasons, listed("*::*: *"))), 1)
+
+
+class Ends(unittest.TestCase):
+    def ended(self, lines, reason=None):
+        counted, _ = count(lines)
+        counted.end("step", reason)
+        return counted.passed, counted.failed
+
+    def test_a_step_without_counts_is_one_test_and_one_with_counts_of_0_tested_nothing(self):
+        self.assertEqual(self.ended(["Checking allocwall-model"]), (1, []))
+        self.assertEqual(self.ended(["0 passed, 0 failed, 0 skipped"]), (0, ["step (no test ran)"]))
+        self.assertEqual(self.ended(["0 passed, 0 failed, 1 skipped"])[1], [])
+        self.assertEqual(self.ended(["2 passed, 0 failed, 0 skipped", "0 passed, 0 failed, 0 skipped"]), (2, []))
+
+    def test_a_step_that_fails_as_a_whole_is_named_if_no_test_is(self):
+        self.assertEqual(self.ended(["2 passed, 0 failed, 0 skipped"], "exit status 1"), (2, ["step (exit status 1)"]))
+        self.assertEqual(self.ended(SCRIPT, "exit status 1"), (3, ["java"]))
+
+
+class Times(unittest.TestCase):
+    def test_the_times_of_a_program_are_added(self):
+        counted, _ = count(CARGO)
+        self.assertEqual(counted.seconds, {"allocwall_model": 0.01, "allocwall_pool": 0.01})
+        twice, _ = count([*CARGO, *CARGO])
+        self.assertAlmostEqual(twice.seconds["allocwall_pool"], 0.02)
+
+    def test_a_result_without_a_time_is_counted_all_the_same(self):
+        counted, _ = count([CARGO[0], "test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out"])
+        self.assertEqual((counted.passed, counted.seconds), (3, {"allocwall_model": 0}))
+        scripts, _ = count(SCRIPT)
+        self.assertEqual(scripts.seconds, {})
+
+    def test_only_the_slowest_programs_are_shown(self):
+        self.assertEqual(slowest({"quick": 0.04, "slow": 100.26, "usual": 5}), "slow 100.3 s, usual 5.0 s, quick 0.0 s")
+        shown = slowest({f"program_{n}": n for n in range(SLOWEST + 1)})
+        self.assertEqual(len(shown.split(", ")), SLOWEST)
+        self.assertNotIn("program_0 ", shown)
+        self.assertEqual(slowest({}), "")
 
 
 class List(unittest.TestCase):

@@ -168,17 +168,21 @@ class Tracer:
                 ptrace(DETACH, tid)
                 return
             self.roles[tid] = role
-            return ptrace(SYSCALL, tid)
+            return self.go_on(tid)
         if event:
-            return ptrace(SYSCALL, tid)
+            return self.go_on(tid)
         if sig == signal.SIGTRAP | 0x80:
             if not self.call(tid):
                 return
-            return ptrace(SYSCALL, tid)
+            return self.go_on(tid)
         # The first SIGSTOP of a new child comes from ptrace; do not deliver it.
         quiet = sig == signal.SIGSTOP and tid in self.fresh
         self.fresh.discard(tid)
-        ptrace(SYSCALL, tid, 0, 0 if quiet else sig)
+        self.go_on(tid, 0 if quiet else sig)
+
+    def go_on(self, tid, sig=0):
+        """Continues a thread: to its next call, or, as soon as the fault has been injected, without stops at calls."""
+        ptrace(CONT if self.injected and tid not in self.pending else SYSCALL, tid, 0, sig)
 
     def newcomer(self, tid):
         """A new thread or child. A child has its parent's role until it starts another program."""

@@ -3,6 +3,7 @@
 Shares of time differ from machine to machine, so no fixed share is expected. The expectation follows from the same run.
 """
 
+import math
 import re
 import subprocess
 from collections import Counter
@@ -11,6 +12,10 @@ from collections import Counter
 CONTRIBUTOR, WALL = 0.05, 0.15
 # Tolerated difference between two samplers of one process.
 MARGIN = 0.02
+# The part of it that is not chance: their windows begin and end some tenths of a second apart, and each names a few functions by
+# rules of its own. And the standard errors that are left to chance: in one of 370 comparisons it adds more than three.
+NOT_CHANCE = 0.01
+STANDARD_ERRORS = 3
 
 # Not the rate of allocwall: with equal rates, each sampler would hit the same moments of the other's work again and again.
 PERF_HZ = 1117
@@ -56,6 +61,15 @@ def problems_beside(report, expect, bounds):
                 yield f"{said}; by other evidence of the same run it takes at least {least:.1%}"
         if most is not None and most < WALL - MARGIN and status.get(wall) == "wall":
             yield f"{said}; by other evidence of the same run it takes at most {most:.1%}"
+
+
+def margin(*shares):
+    """How far the shares of two samplers may be apart, from the sampling error of both. Each is (samples of the group, all samples).
+
+    The binomial error is the most that it can be: a program that changes its work every few milliseconds is sampled more evenly.
+    """
+    variances = (hits / samples * (1 - hits / samples) / samples for hits, samples in shares)
+    return min(MARGIN, NOT_CHANCE + STANDARD_ERRORS * math.sqrt(sum(variances)))
 
 
 def group(stack):

@@ -2,7 +2,7 @@
 
 import unittest
 
-from evidence import JVM_PAUSE, NODE_PAUSE, collected, group, paused_s, problems_beside
+from evidence import JVM_PAUSE, MARGIN, NODE_PAUSE, NOT_CHANCE, collected, group, margin, paused_s, problems_beside
 from services import Expectation
 
 NODE = """\
@@ -35,6 +35,18 @@ class Stacks(unittest.TestCase):
         libc = "/usr/lib/x86_64-linux-gnu/libc.so.6"
         self.assertEqual(group([*entry, ("__lll_lock_wait_private", libc)]), "malloc")
         self.assertEqual(group([*entry, ("clock_gettime", libc)]), "other kernel")
+
+
+class Margins(unittest.TestCase):
+    def test_the_margin_follows_from_the_samples_of_both(self):
+        # sqrt(0.0099 / 10,000 + 0.0099 / 40,000) = 0.00111
+        self.assertAlmostEqual(margin((100, 10_000), (400, 40_000)), 0.01334, places=5)
+        # More samples leave less to chance.
+        self.assertLess(margin((1_000, 100_000), (4_000, 400_000)), margin((100, 10_000), (400, 40_000)))
+        self.assertEqual(margin((0, 10_000), (0, 40_000)), NOT_CHANCE)
+
+    def test_few_samples_do_not_excuse_a_large_difference(self):
+        self.assertEqual(margin((50, 100), (50, 100)), MARGIN)
 
 
 class Logs(unittest.TestCase):

@@ -102,20 +102,26 @@ impl<'a> Context<'a> {
         main_process(self.recording)
     }
 
-    /// For a command; a placeholder if the process has ended.
-    pub fn pid(&self) -> String {
-        self.running().map_or_else(|| "PID".to_owned(), |p| p.pid.to_string())
-    }
-
     /// The process that used most CPU, if it can still be measured: short-lived workers end before the window does, and a
     /// launched command is ended after it.
     fn running(&self) -> Option<&'a Process> {
-        self.process().filter(|process| !self.is_over() && !process.ended)
+        self.process().filter(|process| self.is_running(process))
     }
 
     /// The first process of the target that can still be measured.
     pub fn root(&self) -> Option<&'a Process> {
-        self.recording.processes.iter().find(|process| !self.is_over() && !process.ended)
+        self.recording.processes.iter().find(|process| self.is_running(process))
+    }
+
+    fn is_running(&self, process: &Process) -> bool {
+        !self.is_over() && !process.ended
+    }
+
+    /// The process whose resident memory was read first, if it can still be measured.
+    pub fn billed(&self) -> Option<&'a Process> {
+        let pid = self.recording.resident.as_ref().ok()?.bills.first()?.pid;
+        let process = self.recording.processes.iter().find(|process| process.pid == pid);
+        process.filter(|process| self.is_running(process))
     }
 
     /// A command that shows the same with another tool: `attached` has the pid of the target. A target that has ended
@@ -259,16 +265,11 @@ impl<'a> Context<'a> {
     /// A waiting thread is assumed to wait for each running thread in proportion to its CPU time. A target with one
     /// thread waits only for other processes.
     pub fn behind_others(&self) -> f64 {
-        let threads = &self.recording.threads;
-        let own = total(threads.iter().map(|t| t.cpu_ns));
-        let others = if self.recording.meta.system_wide {
-            Some(total(self.recording.neighbours.iter().map(|n| n.cpu_ns)))
-        } else {
-            self.host_increase(|h| h.busy_ns).map(|b| b.saturating_sub(own))
-        };
-        let Some(others) = others.map(|o| o as f64) else {
+        let Some(others) = self.others_cpu_ns() else {
             return 1.0;
         };
+        let threads = &self.recording.threads;
+        let own = total(threads.iter().map(|t| t.cpu_ns));
         let (mut behind, mut all) = (0.0, 0.0);
         for thread in threads {
             let delay = thread.run_delay_ns.unwrap_or(0) as f64;
@@ -277,6 +278,16 @@ impl<'a> Context<'a> {
             behind += delay * if competing > 0.0 { others / competing } else { 1.0 };
         }
         if all > 0.0 { behind / all } else { 1.0 }
+    }
+
+    /// CPU time of all other processes. A recording has the largest of them alone, and without root none, so that it is at least
+    /// what the machine was busy without the target. None if neither is known.
+    pub fn others_cpu_ns(&self) -> Option<f64> {
+        let kept = total(self.recording.neighbours.iter().map(|n| n.cpu_ns)) as f64;
+        match self.host_increase(|h| h.busy_ns) {
+            Some(busy) => Some(kept.max(busy as f64 - self.bill.cpu_s * 1e9)),
+            None => (self.recording.meta.system_wide || kept > 0.0).then_some(kept),
+        }
     }
 
     /// The part of runnable time in which the target's threads waited for one another.
@@ -455,6 +466,17 @@ impl<'a> Context<'a> {
     /// and its release at exec. 0 without a fork.
     pub fn fork_copy_part(&self) -> f64 {
         self.starts().copies().point
+    }
+
+    /// Whether almost all memory that the target maps and touches is of files, by the CPU time in page faults.
+    pub fn maps_files(&self) -> bool {
+        const ALMOST_NONE: f64 = 0.05;
+        let share = |wall: Wall| self.cpu(wall.lines()).map_or(0.0, |sum| sum.named.point);
+        let touches = share(Wall::FirstTouch);
+        let on_files =
+            self.owned(Wall::FirstTouch, |owner| owner == Owner::File).map_or(0.0, |part| part.point);
+        let all = share(Wall::FileFault) + touches;
+        all > 0.0 && touches * (1.0 - on_files) < ALMOST_NONE * all
     }
 
     /// Whether most of the file page faults are in shared memory, such as the buffers of a database.

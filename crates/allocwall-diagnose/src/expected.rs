@@ -115,7 +115,7 @@ fn saved(ctx: &Context, remedy: &Remedy) -> Option<Saved> {
     let (of_lines, aside) = match (library, remedy.effect) {
         (Some(kind), _) => (swapped(ctx, remedy, kind)?, times(own, swaps::LAYOUT)),
         (None, Effect::HugeTouch) if remedy.applies(Change::ArenaHook) => {
-            (bounded(ctx, remedy)?, loads_of_arenas(ctx, own))
+            (bounded(ctx, remedy)?, loads_of_arenas(ctx, remedy, own))
         }
         (None, Effect::HugeTouch) => (bounded(ctx, remedy)?, loads_on_huge_pages(ctx, remedy, own)),
         (None, _) => (bounded(ctx, remedy)?, times(own, swaps::PLACES)),
@@ -198,11 +198,11 @@ const KEPT: Bounds = Bounds { least: 0.75, most: 1.1 };
 const DEEPER_WHERE_CONTENDED: Bounds = Bounds { least: -0.4, most: 0.5 };
 
 /// What the application's loads save if small objects are on huge pages. Within the TLB's reach it is close to zero.
-/// Beyond it, no price predicts the value, so the point stays at zero.
-fn loads_of_arenas(ctx: &Context, own: Interval) -> Interval {
+/// Beyond it, no price predicts the value.
+fn loads_of_arenas(ctx: &Context, remedy: &Remedy, own: Interval) -> Interval {
     match ctx.last_tick() {
         Some(tick) if tick.resident <= TLB_REACH_BYTES => times(own, swaps::ON_HUGE_PAGES),
-        _ => Interval { point: 0.0, ..times(own, swaps::ARENAS_ON_HUGE_PAGES) },
+        _ => without_walks(ctx, remedy, times(own, swaps::ARENAS_ON_HUGE_PAGES)),
     }
 }
 
@@ -210,7 +210,19 @@ fn loads_of_arenas(ctx: &Context, own: Interval) -> Interval {
 fn loads_on_huge_pages(ctx: &Context, remedy: &Remedy, own: Interval) -> Interval {
     let within = times(own, swaps::ON_HUGE_PAGES);
     let walks = walks_reached(ctx, remedy).unwrap_or(own.high);
-    Interval { high: within.high.max(walks), ..within }
+    without_walks(ctx, remedy, Interval { high: within.high.max(walks), ..within })
+}
+
+/// The point is that all memory which the remedy changes gets huge pages, so that its counted page walks disappear. Without a
+/// count nothing predicts it, and it stays at zero.
+fn without_walks(ctx: &Context, remedy: &Remedy, saved: Interval) -> Interval {
+    let walks = counted_walks(ctx) * memory_reached(ctx, remedy).point;
+    Interval { point: walks.min(saved.high), ..saved }
+}
+
+/// The part of CPU time in page walks, as the processor counted them or their misses. 0 without a count.
+fn counted_walks(ctx: &Context) -> f64 {
+    ctx.page_walks().or_else(|| ctx.page_walks_by_misses()).map_or(0.0, |walks| walks.point)
 }
 
 /// Upper bound of the share of CPU time in page walks for memory that the remedy changes. None if there is no bound.
@@ -235,8 +247,7 @@ fn is_unpredictable(ctx: &Context, remedy: &Remedy) -> bool {
     let (slow, cheap) =
         if matches!(ctx.served().0, Served::Missing | Served::Mixed) { (code, 0.0) } else { (0.0, code) };
     // Without a count, nothing shows that loads miss the TLB.
-    let walks = ctx.page_walks().or_else(|| ctx.page_walks_by_misses()).map_or(0.0, |walks| walks.point);
-    let by_places = cheap.max(walks * memory_reached(ctx, remedy).high);
+    let by_places = cheap.max(counted_walks(ctx) * memory_reached(ctx, remedy).high);
     by_places >= needs::WORTH_A_SWAP && by_places > slow + in_kernel(ctx, remedy)
 }
 

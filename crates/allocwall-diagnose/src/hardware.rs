@@ -4,7 +4,7 @@ use crate::bill::Bill;
 use crate::context::Context;
 use allocwall_model::catalogue::prices::{LOAD_2M, LOAD_4K};
 use allocwall_model::catalogue::thresholds::TLB_REACH_BYTES;
-use allocwall_model::hardware::HardwareEvent;
+use allocwall_model::hardware::{HardwareCounts, HardwareEvent};
 use allocwall_model::recording::Recording;
 use allocwall_model::units::{Absence, Interval, Measured, Reason};
 
@@ -37,7 +37,11 @@ pub fn figures(recording: &Recording, bill: &Bill) -> Vec<Figure> {
     let share = |name, title, value| Figure { name, title, is_share: true, value };
     vec![
         number("instructions_per_cycle", "instructions per cycle", counts.ratio(Instructions, Cycles)),
-        share("page_walks", "of the cycles in page walks for loads", counts.ratio(DtlbWalkActive, Cycles)),
+        share(
+            "page_walks",
+            "of the cycles in page walks for loads",
+            counts.ratio(walk_event(counts), Cycles),
+        ),
         number(
             "dtlb_misses_per_1000_instructions",
             "dTLB load misses per 1,000 instructions",
@@ -47,6 +51,15 @@ pub fn figures(recording: &Recording, bill: &Bill) -> Vec<Figure> {
         share("remote_loads", "of the loads from memory are remote", counts.ratio(NodeLoadMisses, NodeLoads)),
         number("faults_per_1000_instructions", "page faults per 1,000 instructions", faults(recording, bill)),
     ]
+}
+
+/// The event that has the time of page walks: a processor has one of the two.
+pub(crate) fn walk_event(counts: &HardwareCounts) -> HardwareEvent {
+    let is_of_others = |why: &Absence| matches!(why.reason, Reason::NotApplicable | Reason::NotFound);
+    match counts.of(HardwareEvent::DtlbGuestWalkActive) {
+        Err(why) if is_of_others(&why) => HardwareEvent::DtlbWalkActive,
+        _ => HardwareEvent::DtlbGuestWalkActive,
+    }
 }
 
 /// Page faults for each 1,000 instructions. The faults of all of the window stand for those of its slices: both are
@@ -95,15 +108,18 @@ impl Context<'_> {
 
     /// The part of the target's CPU time in which a page walk for a load was active.
     pub fn page_walks(&self) -> Option<Interval> {
-        let walks = self.hardware_ratio(HardwareEvent::DtlbWalkActive, HardwareEvent::Cycles).ok()?;
+        let event = walk_event(self.recording.hardware.as_ref().ok()?);
+        let walks = self.hardware_ratio(event, HardwareEvent::Cycles).ok()?;
         let Interval { low, point, high } = walks.scaled(self.counted_part()?);
         Some(Interval::new(low.min(1.0), point.min(1.0), high.min(1.0)))
     }
 
-    /// Whether the count of page walks may leave out those of the hypervisor's own tables. Intel's event lists say so of
-    /// Skylake. A recording does not show the generation, so this holds for every virtual machine.
-    pub fn walks_may_be_partial(&self) -> bool {
-        self.recording.host.hypervisor.is_some()
+    /// Whether the count of page walks leaves out those of the hypervisor's own tables: on a virtual machine, if the event of its
+    /// processor does. Elsewhere the count is the whole time: walks through two tables are only longer.
+    pub fn walks_are_partial(&self) -> bool {
+        let Ok(counts) = &self.recording.hardware else { return false };
+        let is_virtual = self.recording.host.hypervisor.is_some();
+        is_virtual && walk_event(counts) == HardwareEvent::DtlbGuestWalkActive
     }
 
     /// The part of the target's CPU time in page walks, by counted misses. Each miss costs what a dependent load on 4 KiB
@@ -150,7 +166,7 @@ impl Context<'_> {
     /// The closest upper bound of the part of CPU time in page walks. None if there is none.
     pub fn page_walks_at_most(&self) -> Option<f64> {
         let counted = self.page_walks().map(|walks| walks.high);
-        if counted.is_some() && !self.walks_may_be_partial() {
+        if counted.is_some() && !self.walks_are_partial() {
             return counted;
         }
         let by_misses = self.page_walks_by_misses().map(|walks| walks.high);
@@ -191,11 +207,15 @@ mod tests {
 
     /// 300 M cycles in each slice.
     fn walks(active: u64) -> Subject {
+        walks_by(HardwareEvent::DtlbWalkActive, active)
+    }
+
+    fn walks_by(event: HardwareEvent, active: u64) -> Subject {
         counted(&[
             (HardwareEvent::Cycles, 300_000_000),
             (HardwareEvent::Instructions, 200_000_000),
             (HardwareEvent::DtlbLoadMisses, 2_000_000),
-            (HardwareEvent::DtlbWalkActive, active),
+            (event, active),
         ])
     }
 
@@ -220,9 +240,9 @@ mod tests {
     }
 
     #[test]
-    fn walks_counted_on_a_virtual_machine_convict_but_rule_nothing_out() {
+    fn walks_counted_without_those_of_a_hypervisor_convict_but_rule_nothing_out_there() {
         let judged = |active: u64, resident: u64| {
-            let mut subject = walks(active);
+            let mut subject = walks_by(HardwareEvent::DtlbGuestWalkActive, active);
             subject.recording.host.hypervisor = Some("KVM".into());
             // Without prices of loads there is no figure from misses.
             subject.recording.prices = Err(crate::testing::absent());
@@ -238,16 +258,34 @@ mod tests {
         assert!(hidden.missing.is_some_and(|why| why.detail.contains("hypervisor")));
         // The bound rules it out.
         assert_eq!(judged(6_000_000, 1 << 20).status, Status::RuledOut);
+        // So does the count of a processor whose event has all walks, and any count where there is no hypervisor.
+        for (event, hypervisor) in [
+            (HardwareEvent::DtlbWalkActive, Some("KVM")),
+            (HardwareEvent::DtlbWalkActive, None),
+            (HardwareEvent::DtlbGuestWalkActive, None),
+        ] {
+            let mut subject = walks_by(event, 6_000_000);
+            subject.recording.host.hypervisor = hypervisor.map(str::to_owned);
+            let finding = tlb(&subject);
+            assert_eq!(
+                (finding.status, finding.estimate),
+                (Status::RuledOut, None),
+                "{event:?} {hypervisor:?}"
+            );
+        }
     }
 
     #[test]
     fn page_walks_are_bounded_by_the_closest_figure() {
-        let mut subject = walks(6_000_000);
+        let mut subject = walks_by(HardwareEvent::DtlbGuestWalkActive, 6_000_000);
         let bound = |subject: &Subject| {
             crate::context::Context::new(&subject.recording, &subject.bill).page_walks_at_most()
         };
         assert!((bound(&subject).unwrap() - 0.02).abs() < 1e-6);
         subject.recording.host.hypervisor = Some("KVM".into());
+        let mut whole = walks(6_000_000);
+        whole.recording.host.hypervisor = Some("KVM".into());
+        assert!((bound(&whole).unwrap() - 0.02).abs() < 1e-6);
         // 20 M misses a second, of at most 50 ns.
         let by_misses = bound(&subject).unwrap();
         assert!(by_misses > 0.9, "{by_misses}");

@@ -199,6 +199,7 @@ impl<'a> Facts<'a> {
                 let set = mmap_threshold(self.observed.clone()?.process);
                 useful(set.is_none_or(|set| set.is_some_and(|set| set < bytes)))
             }
+            Need::MapsMemory => useful(!self.observed.clone()?.ctx.maps_files()),
             Need::ForksToExec => {
                 let starts = self.observed.clone()?.ctx.starts();
                 useful(starts.forked() && starts.execute())

@@ -14,10 +14,10 @@ use allocwall_model::catalogue::remedies::{
 use allocwall_model::catalogue::tunables::arenas_by_default;
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::recording::{Linkage, Process, Recording};
-use allocwall_model::resident::Returned;
+use allocwall_model::resident::{self, ReturnOrder, Returned, return_order};
 use allocwall_model::shell::{is_plain, merged, quoted};
 use allocwall_model::units::Interval;
-use std::cmp::Reverse;
+use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The remedies for the walls that were found, sorted: try them in this order. The first one is for the wall that the
@@ -36,6 +36,9 @@ pub fn prescribe(
             Some((rank, prescription))
         })
         .collect();
+    // Where memory is the wall, what a remedy returns of it counts before the CPU time that it saves.
+    let by_memory = leading == Some(Wall::Retention);
+    let most_returned = ranked.iter().map(|(rank, _)| rank.returned).max().unwrap_or(0);
     let best_of = |fits: fn(&Rank) -> bool| {
         let fitting = ranked.iter().map(|(rank, _)| rank).filter(|rank| !rank.advice && fits(rank));
         fitting.map(|rank| rank.saved).fold(0.0, f64::max)
@@ -44,13 +47,15 @@ pub fn prescribe(
     let best_of_target = best_of(|rank| rank.kind != Kind::Machine);
     ranked.sort_by(|a, b| {
         let (a, b) = (&a.0, &b.0);
-        a.advice
-            .cmp(&b.advice)
+        let memory = a.memory(most_returned).cmp(&b.memory(most_returned));
+        let first = if by_memory { memory } else { Ordering::Equal };
+        first
+            .then(a.advice.cmp(&b.advice))
             .then(b.goes_first(best).cmp(&a.goes_first(best)))
             .then(a.goes_last(best_of_target).cmp(&b.goes_last(best_of_target)))
             .then(b.saved.total_cmp(&a.saved))
             .then(b.leading.cmp(&a.leading))
-            .then(b.returned.cmp(&a.returned))
+            .then(memory)
             .then(a.unknown.cmp(&b.unknown))
             .then(b.sure.total_cmp(&a.sure))
             .then(b.for_its_runtime.cmp(&a.for_its_runtime))
@@ -88,6 +93,8 @@ fn with(findings: &[Finding], status: Status) -> Vec<Wall> {
 }
 
 struct Rank {
+    remedy: &'static Remedy,
+    /// Advice whose effect was not measured.
     advice: bool,
     /// It undoes a setting of the target.
     cause: bool,
@@ -96,7 +103,7 @@ struct Rank {
     /// It is made for the target's runtime. It decides between two remedies with the same expected and least saving,
     /// because it affects more of the runtime's allocations.
     for_its_runtime: bool,
-    /// Resident bytes that it returns.
+    /// Resident bytes that it is expected to return.
     returned: u64,
     /// It acts on CPU time, but nothing predicts its saving.
     unknown: bool,
@@ -116,6 +123,12 @@ impl Rank {
         self.cause && self.saved >= NEARLY * best
     }
 
+    /// What returns memory goes before what does not.
+    fn memory(&self, most: u64) -> (bool, Option<ReturnOrder>) {
+        let order = (self.returned > 0).then(|| return_order(self.remedy, self.returned, most));
+        (order.is_none(), order)
+    }
+
     /// What changes the whole machine goes after what changes the target alone, unless it is expected to save far more.
     fn goes_last(&self, best_of_target: f64) -> bool {
         const FAR_MORE: f64 = 2.0;
@@ -126,9 +139,10 @@ impl Rank {
 /// Expected gains below this do not affect the order.
 const WORTH: f64 = 0.01;
 
-fn rank(remedy: &Remedy, process: Option<&Process>, leading: Option<Wall>, saving: Saving) -> Rank {
+fn rank(remedy: &'static Remedy, process: Option<&Process>, leading: Option<Wall>, saving: Saving) -> Rank {
     Rank {
-        advice: remedy.kind == Kind::Advice,
+        remedy,
+        advice: remedy.kind == Kind::Advice && saving.returned == 0,
         cause: needs::undoes_a_setting(process, remedy),
         leading: leading.is_some_and(|w| remedy.walls.contains(&w)),
         for_its_runtime: remedy.needs.iter().any(|need| need.runtime().is_some()),
@@ -153,7 +167,7 @@ pub enum Unfit {
     MapCallsOfOthers,
     /// Almost none of the wall's page faults, or almost none of the memory, are in memory that it changes.
     MemoryOfOthers,
-    /// It can save almost nothing of this target's CPU time.
+    /// It can save almost nothing of this target's CPU time, or is not expected to save any.
     NothingToSave,
     /// Most of the first touches are already on huge pages, or on shared memory.
     TouchesPastHugePages,
@@ -168,7 +182,7 @@ pub struct Saving {
     saved: Option<Interval>,
     /// Upper bound of the saving: the part of its lines of the bill that it can act on.
     most: f64,
-    /// Resident bytes that it returns at most; 0 if that is unknown.
+    /// Resident bytes that it is expected to return; 0 if that is unknown.
     returned: u64,
 }
 
@@ -220,6 +234,12 @@ fn fit(ctx: &Context, remedy: &Remedy, walls: &[Wall]) -> Offer {
         return Err(Unfit::TouchesPastHugePages);
     }
     let prediction = expected::prediction(ctx, remedy);
+    // The point of a wall without lines of its own, as that of the TLB, may stay at zero because nothing predicts it.
+    let has_lines = |wall: &Wall| !wall.lines().is_empty() && wall.waits().is_empty();
+    let expects_nothing = prediction.gain.is_some_and(|gain| gain.point < LEAST_SAVED);
+    if treats.iter().all(has_lines) && expects_nothing {
+        return Err(Unfit::NothingToSave);
+    }
     // Waiting time and memory can be saved without saving CPU time. The saving is one of its lines: it says nothing about
     // a wall of other lines, for which the remedy is offered for another reason.
     let acts_on = |line: &CostClass| remedy.acts_on.contains(line);
@@ -234,14 +254,18 @@ fn fit(ctx: &Context, remedy: &Remedy, walls: &[Wall]) -> Offer {
     if treats == [Wall::Retention] && returned == Returned::AlmostNothing {
         return Err(Unfit::NothingToReturn);
     }
-    let (returns_bytes, returning) = match returned {
-        Returned::AtMost { bytes: most, of } => {
-            (Some(most), format!("; returns at most {} ({of})", bytes(most as f64)))
+    let (returns_bytes, returned, returning) = match returned {
+        Returned::AtMost { least, bytes: most, of } => {
+            let sure = match least {
+                0 => String::new(),
+                least => format!("at least {}, ", bytes(least as f64)),
+            };
+            let text = format!("; returns {sure}at most {} ({of})", bytes(most as f64));
+            (Some(most), resident::expected(least, most), text)
         }
-        Returned::AlmostNothing | Returned::Unknown => (None, String::new()),
+        Returned::AlmostNothing | Returned::Unknown => (None, 0, String::new()),
     };
-    let saving =
-        Saving { saved: prediction.saved, most: prediction.most, returned: returns_bytes.unwrap_or(0) };
+    let saving = Saving { saved: prediction.saved, most: prediction.most, returned };
     let template = remedy.template();
     let start_again = ctx.root().is_none() && template.contains(THREADS);
     let (template, undo) =
@@ -356,7 +380,7 @@ fn fill(ctx: &Context, template: &str) -> Filled {
         })
     });
     if filled.text.contains("{cmd}") {
-        let command = line_of(words(ctx));
+        let command = command_line(ctx);
         filled.has_gap |= command.is_none();
         filled.text = filled.text.replace("{cmd}", command.as_deref().unwrap_or(UNKNOWN_COMMAND));
     }
@@ -383,7 +407,8 @@ fn busy_threads(ctx: &Context) -> (String, Option<String>) {
     let mut busy: Vec<i32> = cpu.keys().copied().collect();
     busy.sort_by_key(|pid| Reverse(cpu[pid]));
     let pids = if busy.is_empty() {
-        ctx.root().map_or_else(|| ctx.pid(), |root| root.pid.to_string())
+        // A target that has ended has another command.
+        ctx.root().map_or_else(|| "PID".to_owned(), |root| root.pid.to_string())
     } else {
         let named: Vec<String> = busy.iter().take(NAMED_PROCESSES).map(i32::to_string).collect();
         named.join(",")
@@ -472,6 +497,11 @@ fn merged_tunables(process: Option<&Process>, new: &str) -> String {
         .map_or("", |(_, v)| v.as_str());
     let merged = merged(present, new, ':', '=');
     if merged.chars().all(is_plain) { merged } else { quoted(&merged) }
+}
+
+/// The command that starts the target. None if it is unknown or too long.
+pub(super) fn command_line(ctx: &Context) -> Option<String> {
+    line_of(words(ctx))
 }
 
 /// The command line that the user gave, else the one that the kernel reports.

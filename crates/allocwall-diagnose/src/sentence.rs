@@ -3,10 +3,11 @@
 use super::bill::stripped_runtime;
 use super::context::{Context, TopSite, count, percent, percent_interval};
 use super::judge::Judged;
-use super::rungs::{UNCOUNTED, named, others_cpu_ns, rate_of_calls};
+use super::remedies::command_line;
+use super::rungs::{UNCOUNTED, named, rate_of_calls};
 use super::{Finding, Prescription, Reach, ShellLine, Status, Whole};
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
-use allocwall_model::catalogue::remedies::{self, Kind};
+use allocwall_model::catalogue::remedies::{self, Effect, Kind, Remedy};
 use allocwall_model::catalogue::thresholds;
 use allocwall_model::catalogue::walls::Wall;
 
@@ -286,7 +287,7 @@ fn wall_sentence(ctx: &Context, judged: &[Judged], wall: Wall, place: bool) -> S
 
 /// The process that used most of the CPU time of all others. None of them may have used most of it.
 fn competitor(ctx: &Context) -> String {
-    let all = others_cpu_ns(ctx);
+    let all = ctx.others_cpu_ns().unwrap_or(0.0);
     match ctx.recording.neighbours.iter().max_by_key(|n| n.cpu_ns) {
         Some(most) if most.cpu_ns as f64 > all * MOST && most.cpu_ns as f64 / 1e9 / ctx.window_s > 0.01 => {
             format!(", mostly because of {}", named(most))
@@ -547,8 +548,9 @@ fn own_computing(ctx: &Context) -> Own {
     Own { text, brief: computing, site: site.map(|site| site.name) }
 }
 
-/// Commands to run next, at most three: `calibrate` if a prediction needs prices, `sudo` if a wall was not measured,
-/// the first remedy that is a command, and a command that shows the wall with another tool.
+/// Commands to run next, at most three: `calibrate` if a prediction needs prices, `sudo` if a wall was not measured, an exact
+/// reading of the memory if retention is the wall, the first remedy that is a command, or a trial of it if its gain is unknown,
+/// and a command that shows the wall with another tool.
 pub fn next_steps(
     ctx: &Context,
     findings: &[Finding],
@@ -564,18 +566,31 @@ pub fn next_steps(
     if ctx.recording.host.euid != 0 && findings.iter().any(|f| f.status == Status::NotMeasured) {
         next.push(as_root(ctx));
     }
+    if let Some(process) = ctx.billed().filter(|_| wall == Some(Wall::Retention)) {
+        let line = ShellLine::from(format!("allocwall memory -p {} --exact", process.pid));
+        next.push(line.remark("every block instead of samples"));
+    }
     // What changes every process of the machine is for somebody to decide who has read its risk.
     let of_machine = |key: &str| remedies::find(key).is_some_and(|remedy| remedy.kind == Kind::Machine);
     let remedy = remedies.iter().find(|r| r.is_command && !r.how.has_gap && !of_machine(&r.remedy));
-    next.extend(remedy.map(|r| r.how.clone()));
+    next.extend(remedy.map(|r| trial_of(ctx, r).unwrap_or_else(|| r.how.clone())));
     let show = findings.iter().find(|f| Some(f.wall) == wall).map(|f| &f.show);
-    // After its end, these commands have a placeholder for the process.
-    next.extend(show.filter(|show| !show.has_gap && !show.command.contains("PID")).cloned());
+    next.extend(show.filter(|show| !show.has_gap).cloned());
     if unpriced && !next.iter().any(|n| n.command == CALIBRATE) {
         next.push(ShellLine::from(CALIBRATE));
     }
     next.truncate(3);
     next
+}
+
+/// A trial of a remedy that saves an unknown part of CPU time: only that shows it. None if something predicts its gain, or if the
+/// trial needs more than the recording has.
+fn trial_of(ctx: &Context, offer: &Prescription) -> Option<ShellLine> {
+    let acts_on_cpu = |remedy: &&Remedy| !matches!(remedy.effect, Effect::NotCpu(_));
+    let remedy = remedies::find(&offer.remedy).filter(acts_on_cpu).filter(|remedy| remedy.can_be_tried())?;
+    let is_unknown = offer.gain.is_none() && offer.at_most.is_none();
+    let command = command_line(ctx).filter(|_| is_unknown)?;
+    Some(ShellLine::from(format!("allocwall trial --with {} -- {command}", remedy.key)))
 }
 
 /// The same diagnosis as root. A target that has ended must be started again, by whoever knows how.

@@ -190,6 +190,12 @@ impl CgroupFs {
         levels.dirs.iter().filter_map(|dir| Some(bytes(dir, max)?.saturating_sub(bytes(dir, usage)?))).min()
     }
 
+    /// The directories of this process's own memory group and of those above it, own first, with the version of their hierarchy.
+    pub fn own_memory_groups(&self) -> Measured<(u8, Vec<PathBuf>)> {
+        let levels = self.levels("memory", &self.proc.own_cgroups()?)?;
+        Ok((levels.version, levels.dirs))
+    }
+
     /// What the kernel keeps for the group of a process and the groups below it.
     pub fn kernel_memory(&self, pid: i32) -> Measured<GroupMemory> {
         let membership = self.proc.cgroups(pid)?;
@@ -783,6 +789,22 @@ mod tests {
         v1.write("sys/fs/cgroup/memory/cgroup.sane_behavior", "0\n");
         assert_eq!(v1.fs().kernel_memory(8).unwrap_err().reason, Reason::NotApplicable);
         assert!(v1.fs().kernel_memory(7).is_ok());
+    }
+
+    #[test]
+    fn the_memory_groups_of_this_process_come_own_first() {
+        let unified = "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
+        let file = "sys/fs/cgroup/memory/pod/box/memory.usage_in_bytes";
+        let fake = Fake::new(
+            &format!("{V1}{unified}"),
+            &[("proc/self/cgroup", "5:memory:/pod/box\n0::/x\n"), (file, "1")],
+        );
+        let (version, groups) = fake.fs().own_memory_groups().unwrap();
+        let below = |name: &str| fake.0.path().join("sys/fs/cgroup/memory").join(name);
+        assert_eq!((version, groups), (1, vec![below("pod/box"), below("pod"), below("")]));
+        // Version 2 alone has the controller, but the group is not visible.
+        fake.write("proc/self/cgroup", "0::/x\n");
+        assert_eq!(fake.fs().own_memory_groups().unwrap_err().reason, Reason::NotFound);
     }
 
     #[test]

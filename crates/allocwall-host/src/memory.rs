@@ -7,7 +7,8 @@ use crate::file;
 use crate::place;
 use crate::proc::ProcFs;
 use crate::proc::parse::kilobytes;
-use crate::threads::MemoryReader;
+use crate::rights::can_read_memory;
+use crate::threads::{MemoryReader, read_memory};
 use allocwall_model::catalogue::advice;
 use allocwall_model::units::{Absence, Measured, Reason};
 use rustix::io::Errno;
@@ -16,7 +17,9 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
-use std::time::Instant;
+use std::sync::mpsc::sync_channel;
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// The smallest page. Where the kernel's pages are larger, their parts of this size are in the same state.
 pub const PAGE: usize = 4 << 10;
@@ -85,6 +88,21 @@ impl PageMap {
         let states: Vec<PageState> = (0..count as u64).map_while(state).collect();
         if states.is_empty() { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(states) }
     }
+
+    /// How many parts of 4 KiB are resident, one after the other, from the one with this address on; at most `most`. Only they
+    /// may be read, and at once, because the target may return them: a read of another page would make one, or wait for it.
+    ///
+    /// # Errors
+    /// Not even the first one is resident.
+    pub fn resident(&self, address: u64, most: usize) -> Result<usize, Unread> {
+        let states = self.states(address, most).map_err(|error| Unread::of(&error))?;
+        match states[0] {
+            PageState::Resident => {}
+            PageState::Swapped => return Err(Unread::Swapped),
+            PageState::Absent => return Err(Unread::Absent),
+        }
+        Ok(states.iter().take_while(|state| **state == PageState::Resident).count())
+    }
 }
 
 /// Why memory of a process was not read.
@@ -112,7 +130,8 @@ impl Unread {
 /// Reads memory of other processes while they run on, within limits. Only pages that are resident are read: a read of another
 /// page would make one.
 pub struct ResidentReader {
-    reader: MemoryReader,
+    /// None: the calling thread reads.
+    reader: Option<MemoryReader>,
     deadline: Instant,
     most_bytes: u64,
     bytes: u64,
@@ -129,7 +148,23 @@ impl Default for ResidentReader {
 impl ResidentReader {
     /// Reads until `deadline`, and this number of bytes in all.
     pub fn new(deadline: Instant, most_bytes: u64) -> ResidentReader {
-        ResidentReader { reader: MemoryReader::default(), deadline, most_bytes, bytes: 0, failed: None }
+        let reader = Some(MemoryReader::default());
+        ResidentReader { reader, deadline, most_bytes, bytes: 0, failed: None }
+    }
+
+    /// Reads in the calling thread, without the time that another one takes to answer. Memory that belongs to a file system or to
+    /// a program may keep the calling thread for good.
+    pub fn in_this_thread(self) -> ResidentReader {
+        ResidentReader { reader: None, ..self }
+    }
+
+    /// Whether the memory of this process may be read, by one of its threads. Another thread asks the kernel, as for each read:
+    /// [`can_read_memory`] may wait as long as the process holds the lock of its address space.
+    ///
+    /// # Errors
+    /// What the kernel answered; `TimedOut` if it did not answer within a second.
+    pub fn may_read(thread: i32) -> io::Result<()> {
+        answer_of(Duration::from_secs(1), move || can_read_memory(thread))
     }
 
     /// Changes the time until which memory is read.
@@ -147,7 +182,7 @@ impl ResidentReader {
     /// limit of bytes remains.
     pub fn begin_again(&mut self) {
         if self.bytes < self.most_bytes {
-            (self.reader, self.failed) = (MemoryReader::default(), None);
+            (self.reader, self.failed) = (self.reader.take().map(|_| MemoryReader::default()), None);
         }
     }
 
@@ -156,8 +191,7 @@ impl ResidentReader {
         self.failed.is_some() || Instant::now() >= self.deadline
     }
 
-    /// Fills `bytes` with the parts of 4 KiB that are resident, one after the other, from the one with this address on; at
-    /// most `most` of them. Asks for their state immediately before, because the target may have returned a page since.
+    /// Fills `bytes` with the parts of 4 KiB that are resident ([`PageMap::resident`]), at most `most` of them.
     ///
     /// # Errors
     /// Not even the first one was read; `bytes` is empty.
@@ -173,15 +207,12 @@ impl ResidentReader {
             return Err(Unread::Refused);
         }
         let start = address & !(PAGE as u64 - 1);
-        let states = pages.states(start, most).map_err(|error| Unread::of(&error))?;
-        match states[0] {
-            PageState::Resident => {}
-            PageState::Swapped => return Err(Unread::Swapped),
-            PageState::Absent => return Err(Unread::Absent),
-        }
-        let resident = states.iter().take_while(|state| **state == PageState::Resident).count();
-        bytes.resize(resident * PAGE, 0);
-        let read = self.reader.read(pages.thread, start, bytes).unwrap_or_else(|absence| {
+        bytes.resize(pages.resident(start, most)? * PAGE, 0);
+        let read = match &mut self.reader {
+            Some(reader) => reader.read(pages.thread, start, bytes),
+            None => Ok(read_memory(pages.thread, start, bytes)),
+        };
+        let read = read.unwrap_or_else(|absence| {
             self.failed = Some(absence);
             0
         });
@@ -197,6 +228,13 @@ impl ResidentReader {
             true => Err(Unread::Unreadable),
         }
     }
+}
+
+/// Asks in another thread. If the answer comes later than `patience`, that thread ends alone.
+fn answer_of(patience: Duration, ask: impl FnOnce() -> io::Result<()> + Send + 'static) -> io::Result<()> {
+    let (sender, answer) = sync_channel(1);
+    thread::Builder::new().spawn(move || drop(sender.send(ask())))?;
+    answer.recv_timeout(patience).unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
 /// Private anonymous memory, unmapped on drop. It starts and ends on 2 MiB boundaries if it was made by
@@ -373,6 +411,8 @@ fn refused(call: &str, length: usize, error: Errno) -> Absence {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThreadCounts {
     pub minor_faults: u64,
+    /// How often the thread slept.
+    pub voluntary_switches: u64,
     /// How often the thread lost its CPU to other work while it was runnable.
     pub involuntary_switches: u64,
 }
@@ -382,7 +422,11 @@ pub fn thread_counts() -> ThreadCounts {
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: `usage` is a live rusage that the call fills; with these arguments the call cannot fail.
     unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
-    ThreadCounts { minor_faults: usage.ru_minflt as u64, involuntary_switches: usage.ru_nivcsw as u64 }
+    ThreadCounts {
+        minor_faults: usage.ru_minflt as u64,
+        voluntary_switches: usage.ru_nvcsw as u64,
+        involuntary_switches: usage.ru_nivcsw as u64,
+    }
 }
 
 /// Whether this process can get transparent huge pages of 2 MiB on request.
@@ -475,6 +519,8 @@ mod tests {
             pages.states(at(3), 6).unwrap(),
             [Absent, Resident, Resident, Resident, Resident, Swapped]
         );
+        let resident = [(3, 6), (4, 6), (4, 2), (8, 1)].map(|(part, most)| pages.resident(at(part), most));
+        assert_eq!(resident, [Err(Unread::Absent), Ok(4), Ok(2), Err(Unread::Swapped)]);
         // Only those that exist.
         assert_eq!(pages.states(at(10), 9).unwrap(), [Swapped, Swapped]);
         assert_eq!(pages.states(at(12), 1).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
@@ -488,18 +534,38 @@ mod tests {
         child.kill().and_then(|()| child.wait()).unwrap();
         assert_eq!(alive.unwrap(), PageState::Absent);
         assert_eq!(pages.state(0).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+        assert_eq!(pages.resident(0, 1), Err(Unread::Gone));
         let mut reader = ResidentReader::new(later(), u64::MAX);
         assert_eq!(reader.read(&pages, 0, 1, &mut Vec::new()), Err(Unread::Gone));
     }
 
     fn later() -> Instant {
-        Instant::now() + std::time::Duration::from_secs(60)
+        Instant::now() + Duration::from_secs(60)
+    }
+
+    #[test]
+    fn a_process_that_does_not_answer_is_asked_for_some_time() {
+        let (stop, stopped) = sync_channel::<()>(0);
+        let asked = Instant::now();
+        let late = answer_of(Duration::from_millis(1), move || {
+            let _ = stopped.recv();
+            Ok(())
+        });
+        assert_eq!(late.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert!(asked.elapsed() < Duration::from_secs(30));
+        drop(stop);
+        // The near twins: an answer, and a refusal.
+        assert!(answer_of(Duration::from_secs(30), || Ok(())).is_ok());
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        let gone = ResidentReader::may_read(child.id() as i32);
+        assert!(gone.is_err_and(|error| error.kind() != io::ErrorKind::TimedOut));
     }
 
     #[test]
     fn resident_pages_are_read_up_to_the_next_gap() {
         let own = std::process::id() as i32;
-        if let Err(error) = crate::rights::can_read_memory(own) {
+        if let Err(error) = ResidentReader::may_read(own) {
             return println!("skipped: process_vm_readv: {error}");
         }
         let mut mapping = AnonymousMapping::new(HUGE, Pages::Small).unwrap();
@@ -508,22 +574,25 @@ mod tests {
             mapping.bytes()[part * PAGE..(part + 1) * PAGE].fill(part as u8 + 1);
         }
         let pages = PageMap::open(&ProcFs::live(), own).unwrap();
-        let mut reader = ResidentReader::new(later(), u64::MAX);
-        let mut bytes = Vec::new();
-        assert_eq!(reader.read(&pages, start + 9, 16, &mut bytes), Ok(()));
-        assert_eq!((bytes.len(), bytes[0], bytes[PAGE]), (2 * PAGE, 1, 2));
-        assert_eq!(reader.read(&pages, start, 1, &mut bytes), Ok(()));
-        assert_eq!(bytes.len(), PAGE);
-        let gap = start + 2 * PAGE as u64;
-        assert_eq!((reader.read(&pages, gap, 16, &mut bytes), bytes.len()), (Err(Unread::Absent), 0));
-        // The read made no page.
-        assert_eq!(pages.state(gap).unwrap(), PageState::Absent);
+        let other_thread = ResidentReader::new(later(), u64::MAX);
+        let this_thread = ResidentReader::new(later(), u64::MAX).in_this_thread();
+        for mut reader in [other_thread, this_thread] {
+            let mut bytes = Vec::new();
+            assert_eq!(reader.read(&pages, start + 9, 16, &mut bytes), Ok(()));
+            assert_eq!((bytes.len(), bytes[0], bytes[PAGE]), (2 * PAGE, 1, 2));
+            assert_eq!(reader.read(&pages, start, 1, &mut bytes), Ok(()));
+            assert_eq!(bytes.len(), PAGE);
+            let gap = start + 2 * PAGE as u64;
+            assert_eq!((reader.read(&pages, gap, 16, &mut bytes), bytes.len()), (Err(Unread::Absent), 0));
+            // The read made no page.
+            assert_eq!(pages.state(gap).unwrap(), PageState::Absent);
+        }
     }
 
     #[test]
     fn a_reader_stops_at_each_limit_with_its_reason() {
         let own = std::process::id() as i32;
-        if let Err(error) = crate::rights::can_read_memory(own) {
+        if let Err(error) = ResidentReader::may_read(own) {
             return println!("skipped: process_vm_readv: {error}");
         }
         let mut mapping = AnonymousMapping::new(HUGE, Pages::Small).unwrap();

@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Component, Path, PathBuf};
@@ -300,13 +300,24 @@ impl Way {
     fn judge(&self, facts: &Stat) -> Result<(), Refusal> {
         self.judge_owner(&self.at, facts)?;
         let mode = facts.st_mode & 0o7777;
-        // Root's own group is root. In a sticky folder only the owner of an entry may rename it (inode(7)).
-        let shared = mode & 0o002 != 0 || (mode & 0o020 != 0 && facts.st_gid != 0);
+        // With an access list, the group bits are its mask: the most that it gives to any other user or group (acl(5)).
+        // Without one they are the rights of the group, and root's own group is root.
+        let by_group = mode & 0o020 != 0 && (facts.st_gid != 0 || self.has_access_list());
+        let shared = mode & 0o002 != 0 || by_group;
+        // In a sticky folder only the owner of an entry may rename it (inode(7)).
         if shared && mode & 0o1000 == 0 {
             Err(Refusal::Shared { path: self.at.clone(), mode })
         } else {
             Ok(())
         }
+    }
+
+    /// Whether the folder has rights for single users or groups; also true if that can't be read.
+    fn has_access_list(&self) -> bool {
+        // By its path below /proc: a handle that was opened with O_PATH has no attributes of its own (open(2)).
+        let path = format!("/proc/self/fd/{}", self.here.as_raw_fd());
+        let size = rustix::fs::getxattr_query(path, "system.posix_acl_access");
+        !matches!(size, Err(Errno::NODATA | Errno::OPNOTSUPP))
     }
 }
 
@@ -447,6 +458,47 @@ mod tests {
         let missing = dir.path().join("missing");
         let said = at(None, Some(&missing)).instead.unwrap();
         assert!(said.contains(&missing.display().to_string()), "{said}");
+    }
+
+    /// An access list in the form of the kernel (include/uapi/linux/posix_acl_xattr.h): rwx for the owner and for `OTHER`,
+    /// r-x for the group and all others, and a mask.
+    fn access_list(mask: u16) -> Vec<u8> {
+        const NOBODY: u32 = u32::MAX;
+        let entries: [(u16, u16, u32); 5] =
+            [(0x01, 7, NOBODY), (0x02, 7, OTHER), (0x04, 5, NOBODY), (0x10, mask, NOBODY), (0x20, 5, NOBODY)];
+        let mut list = 2_u32.to_le_bytes().to_vec();
+        for (tag, rights, user) in entries {
+            list.extend(tag.to_le_bytes());
+            list.extend(rights.to_le_bytes());
+            list.extend(user.to_le_bytes());
+        }
+        list
+    }
+
+    #[test]
+    fn a_user_of_an_access_list_can_change_a_folder_as_far_as_its_mask() {
+        if !root() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let own = dir.path().join("own");
+        fs::create_dir(&own).unwrap();
+        chown(&own, Some(0), Some(0)).unwrap();
+        // Root's group may write there, and no one else.
+        fs::set_permissions(&own, fs::Permissions::from_mode(0o775)).unwrap();
+        assert!(judge(&own).is_ok());
+        for (mask, refused) in [(7, true), (5, false)] {
+            let flags = rustix::fs::XattrFlags::empty();
+            let list = access_list(mask);
+            if let Err(why) = rustix::fs::setxattr(&own, "system.posix_acl_access", &list, flags) {
+                return println!("skipped in part: this file system has no access lists: {why}");
+            }
+            let mode = fs::metadata(&own).unwrap().mode() & 0o7777;
+            assert_eq!(mode, 0o705 | (u32::from(mask) << 3), "the group bits show the mask");
+            let judged = judge(&own);
+            assert_eq!(judged.is_err(), refused, "mode {mode:04o}: {judged:?}");
+            assert_eq!(create(&own.join("below"), 0o700).is_err(), refused);
+        }
     }
 
     #[test]

@@ -150,7 +150,7 @@ impl Reading {
 
 /// Copies memory of the target from `address` upwards into `buffer` without stopping the target. Returns the
 /// number of readable bytes.
-fn read_memory(pid: i32, address: u64, buffer: &mut [u8]) -> usize {
+pub(crate) fn read_memory(pid: i32, address: u64, buffer: &mut [u8]) -> usize {
     let local = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
     // Two pieces, split at a page boundary: a read past the end of a stack still returns the first piece.
     let page = 4096;

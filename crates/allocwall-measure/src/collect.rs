@@ -7,21 +7,24 @@
 mod family;
 mod fault_thread;
 mod faults;
+mod places;
 mod stacks;
 
 use crate::reading::{Dump, Readers};
 use crate::unwind::{self, Unwound};
 use allocwall_host::clock;
 use allocwall_host::perf::{self, Event, REGISTERS, RawSample, Registers};
-use allocwall_host::perf_faults::STACK_POINTER;
 use allocwall_host::proc::ProcFs;
 use allocwall_model::recording::*;
 use allocwall_model::units::{Absence, Measured, Reason, plural};
 use family::Family;
 use fault_thread::FaultThread;
-use faults::{Fault, Source};
 use stacks::{Compactor, Location, StackTable};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+pub use fault_thread::Tally;
+pub use faults::{Fault, Faults, Source};
+pub use places::Soon;
 
 /// The most bytes of stacks that are kept before an early unwind.
 const ARENA_LIMIT: usize = 56 << 20;
@@ -34,6 +37,9 @@ const NAMED_AT_ONCE: usize = 4096;
 /// If at most one sample in so many may be of calloc without being known, that changes no result: no remedy is offered for
 /// less than 0.5 % of CPU.
 const FEW_CALLS: u64 = 200;
+/// With so many samples in page faults, their owners are too often unknown if that is more than one in so many.
+const FAULTS_LEAST: u64 = 50;
+const FEW_UNKNOWN: u64 = 10;
 /// Bytes of registers and stacks in one request to the reader.
 const UNWOUND_AT_ONCE: usize = 1 << 20;
 
@@ -58,17 +64,6 @@ enum Holder {
     Wait(u32),
 }
 
-/// A page fault whose address the kernel has reported.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Touched {
-    pub pid: i32,
-    /// CLOCK_MONOTONIC.
-    pub time_ns: u64,
-    pub address: u64,
-    /// None for 32-bit code.
-    pub stack_pointer: Option<u64>,
-}
-
 /// Names of generated code by image and address; None if there is no name.
 type Generated = HashMap<(u32, u64), Option<String>>;
 
@@ -77,6 +72,9 @@ pub struct Collector {
     pub family: Family,
     table: StackTable,
     faults: FaultThread,
+    /// Samples in page faults, and those of them whose owners are known.
+    faulted: u64,
+    owned: u64,
     samples: Vec<CpuSample>,
     waits: Vec<WaitSample>,
     shipped: Shipped,
@@ -114,6 +112,8 @@ impl Collector {
             family,
             table,
             faults: FaultThread::default(),
+            faulted: 0,
+            owned: 0,
             samples: Vec::new(),
             waits: Vec::new(),
             shipped: Shipped::default(),
@@ -208,8 +208,9 @@ impl Collector {
         let fault = kernel.and_then(|stack| self.table.fault(stack));
         if let (Some(source), Some(registers), false) = (fault, raw.registers, raw.narrow) {
             let origin = self.family.origin_of(raw.pid);
-            self.faults.add(Fault { sample: index, pid: raw.pid, origin, registers, source });
+            self.faults.add(Fault { sample: index, pid: raw.pid, origin, registers, source, soon: None });
         }
+        self.faulted += u64::from(fault.is_some());
         self.samples.push(CpuSample {
             faulted: fault.map(|_| Owner::Unknown),
             t_ns,
@@ -234,47 +235,26 @@ impl Collector {
         if !proc.is_live() {
             return;
         }
-        let (family, samples) = (&self.family, &mut self.samples);
+        let (family, samples, owned) = (&self.family, &mut self.samples, &mut self.owned);
         self.faults.look_up(
             proc,
             |pid| family.runtime(pid),
             |sample, owner| {
                 samples[sample as usize].faulted = Some(owner);
+                *owned += u64::from(owner.is_known());
             },
         );
+    }
+
+    /// Whether the memory of too many sampled page faults had been given back, or could not be found.
+    pub fn owners_unknown(&self) -> bool {
+        let unknown = self.faulted.saturating_sub(self.owned);
+        self.faulted >= FAULTS_LEAST && unknown * FEW_UNKNOWN > self.faulted
     }
 
     /// Why too many page faults were not looked up to know their owners.
     pub fn owners_missing(&self) -> Option<Absence> {
         self.faults.missing()
-    }
-
-    /// Whose memory these faults are about, in the same order; the latest are last. None: it was not looked up.
-    pub fn owners_of(&mut self, proc: &ProcFs, touched: &[Touched]) -> Vec<Option<Owner>> {
-        let mut owners = vec![None; touched.len()];
-        for (index, fault) in touched.iter().enumerate() {
-            // 32-bit code has other headers.
-            let Some(pointer) = fault.stack_pointer else {
-                owners[index] = Some(Owner::Unknown);
-                continue;
-            };
-            let origin = self.family.origin_of(fault.pid);
-            let mut registers = [0; REGISTERS];
-            registers[STACK_POINTER] = pointer;
-            let source = Source::Address(fault.address);
-            self.faults.add(Fault { sample: index as u32, pid: fault.pid, origin, registers, source });
-        }
-        let family = &self.family;
-        self.faults.look_up(
-            proc,
-            |pid| family.runtime(pid),
-            |index, owner| {
-                if let Some(found) = owners.get_mut(index as usize) {
-                    *found = Some(owner);
-                }
-            },
-        );
-        owners
     }
 
     /// A sample of a waiting thread. `registers` and `stack` are present if they could be read.
@@ -783,6 +763,52 @@ mod tests {
         std::fs::remove_file(&file).unwrap();
         full(&mut c);
         assert_eq!(name(&mut c).as_deref(), Some("second"), "names remain after the file is removed");
+    }
+
+    #[test]
+    fn a_perf_map_is_found_after_the_end_of_the_first_thread() {
+        let (mut c, proc) = collector(&[ROOT]);
+        let thread = ROOT + 1;
+        let write = |name: String, text: String| {
+            let path = proc.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        let stat = |tid: i32, state: char| {
+            format!(
+                "{tid} (x) {state} 1 1 1 0 -1 0 1 2 3 4 5 6 7 8 20 0 2 0 9 4096 2 3 1 1 0 0 0 0 0 0 0 0 0 0 17 1 0\n"
+            )
+        };
+        let user = rustix::process::geteuid().as_raw();
+        let status = format!(
+            "Tgid:\t{ROOT}\nPPid:\t1\nUid:\t{user}\t{user}\t{user}\t{user}\nNSpid:\t{ROOT}\t3\nThreads:\t2\nCapEff:\t0\n"
+        );
+        write(format!("{ROOT}/status"), status);
+        write(format!("{ROOT}/task/{ROOT}/stat"), stat(ROOT, 'Z'));
+        write(format!("{ROOT}/task/{thread}/stat"), stat(thread, 'S'));
+        // Named by the number of the first thread in the process's own namespace.
+        write(format!("{thread}/root/tmp/perf-3.map"), "10 4 f\n".to_owned());
+        let image = c.family.members[&ROOT].image as usize;
+        let mut found = |state| {
+            write(format!("{ROOT}/stat"), stat(ROOT, state));
+            c.family.open_perf_maps();
+            c.family.images.list[image].perf_map.take().is_some()
+        };
+        assert!(found('Z'));
+        // The twin: while the first thread lives, its own root counts, which has no file here.
+        assert!(!found('S'));
+    }
+
+    #[test]
+    fn owners_are_too_often_unknown_in_more_than_a_tenth_of_enough_faults() {
+        let (mut c, _proc) = collector(&[]);
+        let mut unknown = |faulted, owned| {
+            (c.faulted, c.owned) = (faulted, owned);
+            c.owners_unknown()
+        };
+        assert_eq!([unknown(50, 44), unknown(1_000, 899)], [true; 2]);
+        // The near twins: a tenth, too few samples, and none.
+        assert_eq!([unknown(50, 45), unknown(1_000, 900), unknown(49, 0), unknown(0, 0)], [false; 4]);
     }
 
     #[test]

@@ -231,7 +231,6 @@ fn needed(
             HardwareEvent::NodeLoads | HardwareEvent::NodeLoadMisses if nodes <= 1 => {
                 not_needed("one NUMA node")
             }
-            HardwareEvent::DtlbLoads => not_needed("no figure is made of it"),
             HardwareEvent::CacheMisses if llc_is_known => not_needed("LLC-load-misses are counted"),
             _ => encoding,
         },

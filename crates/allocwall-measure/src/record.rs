@@ -7,6 +7,7 @@ mod faults;
 mod placement;
 mod probes;
 mod random;
+mod slicer;
 mod waits;
 mod window;
 

@@ -113,13 +113,14 @@ impl fmt::Write for Limited {
 }
 
 /// Opens the file that a JIT compiler writes for profilers (`perf-PID.map`: START SIZE NAME, hex).
-/// `inner_pid`: the process's pid in its own namespace; `owner`: the user that it runs as.
+/// `thread`: a thread whose entries below /proc show the process's root; `inner_pid`: the process's pid in its own
+/// namespace; `owner`: the user that it runs as.
 ///
 /// All users may write to /tmp, so a file is used only if it belongs to the process's user or to root. perf
 /// does the same (tools/perf/util/symbol.c, `symbol__read_perf_map`).
-pub fn perf_map(proc_root: &Path, pid: i32, inner_pid: i32, owner: u32) -> Option<File> {
+pub fn perf_map(proc_root: &Path, thread: i32, inner_pid: i32, owner: u32) -> Option<File> {
     let name = PathBuf::from(format!("/tmp/perf-{inner_pid}.map"));
-    let (file, facts) = inside::open(proc_root, pid, &name, Symlink::Refuse).ok()?;
+    let (file, facts) = inside::open(proc_root, thread, &name, Symlink::Refuse).ok()?;
     (facts.uid() == owner || facts.uid() == 0).then_some(file)
 }
 

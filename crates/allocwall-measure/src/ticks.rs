@@ -3,7 +3,8 @@
 use allocwall_host::proc::{ProcFs, ProcessStat};
 use allocwall_model::recording::{CgroupTick, Probe, ProbeName, ProbeState, Smaps, ThreadTimes, Tick};
 use allocwall_model::units::{Absence, Measured, Reason};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
+use std::collections::btree_map::{BTreeMap, Entry};
 
 /// smaps_rollup and numa_maps walk the page tables while they hold the map lock, so they are not read on
 /// targets (numa_maps: processes) larger than this.
@@ -21,8 +22,8 @@ pub struct TickReader {
     /// the parent reaps them.
     awaited: HashMap<i32, Spent>,
     switches: (u64, u64),
-    /// The last counts of each thread. Above a number of threads they are not summed, because the kernel
-    /// keeps them per thread only.
+    /// The counts of the threads of the last reading. Above a number of threads they are not summed, because the
+    /// kernel keeps them per thread only.
     threads: HashMap<i32, (u64, u64)>,
     switches_missed: bool,
     /// Readings that were requested, and those that were complete.
@@ -269,15 +270,18 @@ impl TickReader {
     }
 
     fn read_switches(&mut self, proc: &ProcFs, pids: &[i32]) -> Measured<()> {
+        // A thread that the last reading did not find has started since, even if its number was known before.
+        let known = std::mem::take(&mut self.threads);
         for &pid in pids {
             for tid in unless_gone(proc.threads(pid))?.unwrap_or_default() {
                 if let Some(status) = unless_gone(proc.thread_status(pid, tid))?
                     && let (Some(v), Some(i)) = (status.voluntary_switches, status.involuntary_switches)
                 {
+                    self.threads.insert(tid, (v, i));
                     // A thread number that was used before starts again from zero.
-                    let (before_v, before_i) = self
-                        .threads
-                        .insert(tid, (v, i))
+                    let (before_v, before_i) = known
+                        .get(&tid)
+                        .copied()
                         .filter(|before| before.0 <= v && before.1 <= i)
                         .unwrap_or_default();
                     raise(&mut self.switches.0, v - before_v);
@@ -362,23 +366,91 @@ fn add_smaps(sum: &mut Smaps, s: &Smaps) {
     raise(&mut sum.swap, s.swap);
 }
 
-/// Exact CPU time and run delay of each thread, as differences of the kernel's counters.
+/// The most threads of which times are kept. A program that starts a thread for each request may have millions.
+const THREADS_KEPT: usize = 128 << 10;
+
+/// Exact CPU time and run delay of each thread, as differences of the kernel's counters. A thread that started and
+/// ended between two readings has none: only the times of its process contain its own.
 #[derive(Default)]
 pub struct ThreadClock {
     threads: BTreeMap<(i32, i32), Watched>,
-    /// The last reading missed no thread, so a new thread was started since then.
+    /// The time of the last reading.
+    read_t: Option<u64>,
+    /// That reading missed no thread, so a new thread was started since then.
     whole: bool,
     alive: usize,
     missed: Option<Absence>,
 }
 
+/// A thread number, and the times of the threads that had it.
 struct Watched {
+    /// The name of the latest one.
     comm: String,
+    /// When that one started, in clock ticks since boot. With the number it identifies a thread. None: not read.
+    start_ticks: Option<u64>,
+    earlier: Span,
     first_t: u64,
     last_t: u64,
+    /// CPU time and run delay.
     first: (u64, u64),
     last: (u64, u64),
     delay_known: bool,
+}
+
+/// The times of threads, in nanoseconds.
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+struct Span {
+    seen: u64,
+    cpu: u64,
+    delay: u64,
+}
+
+impl Watched {
+    fn new(t_ns: u64, first: (u64, u64), last: (u64, u64)) -> Watched {
+        Watched {
+            comm: String::new(),
+            start_ticks: None,
+            earlier: Span::default(),
+            first_t: t_ns,
+            last_t: t_ns,
+            first,
+            last,
+            delay_known: false,
+        }
+    }
+
+    /// Of all threads that had the number.
+    fn span(&self) -> Span {
+        Span {
+            seen: self.earlier.seen.saturating_add(self.last_t - self.first_t),
+            cpu: self.earlier.cpu.saturating_add(self.last.0.saturating_sub(self.first.0)),
+            delay: self.earlier.delay.saturating_add(self.last.1.saturating_sub(self.first.1)),
+        }
+    }
+
+    /// Counts on from `first` at `first_t`.
+    fn begin(&mut self, first_t: u64, first: (u64, u64)) {
+        self.earlier = self.span();
+        (self.first_t, self.first) = (first_t, first);
+    }
+
+    /// Takes counters that have moved. `start_ticks` is that of the thread that has the number now. `absent`: no
+    /// thread had it at the last reading.
+    fn take(&mut self, t_ns: u64, now: (u64, u64), start_ticks: Option<u64>, absent: bool) {
+        let fell = now.0 < self.last.0 || now.1 < self.last.1;
+        let same = self.start_ticks.zip(start_ticks).map(|(before, now)| before == now);
+        match same {
+            // A thread that calls exec takes the number and the start of the first thread (de_thread, fs/exec.c). Its
+            // own counters were those of another number so far.
+            Some(true) if fell => self.begin(self.last_t, now),
+            Some(true) => {}
+            // Another thread, which started after the last reading of the number.
+            Some(false) => self.begin(t_ns, (0, 0)),
+            None if fell || absent => self.begin(t_ns, (0, 0)),
+            None => {}
+        }
+        self.last = now;
+    }
 }
 
 impl ThreadClock {
@@ -395,6 +467,7 @@ impl ThreadClock {
     /// count from their start.
     pub fn read(&mut self, proc: &ProcFs, pids: &[i32], t_ns: u64) -> usize {
         let born_since = self.whole;
+        let last_reading = self.read_t.replace(t_ns);
         self.whole = true;
         let mut count = 0;
         for &pid in pids {
@@ -403,26 +476,36 @@ impl ThreadClock {
                 let Some(stat) = self.value_or_note(proc.thread_schedstat(pid, tid)) else {
                     continue;
                 };
+                count += 1;
                 let now = (stat.cpu_ns, stat.run_delay_ns);
-                let watched = self.threads.entry((pid, tid)).or_insert_with(|| Watched {
-                    comm: String::new(),
-                    first_t: t_ns,
-                    last_t: t_ns,
-                    first: if born_since { (0, 0) } else { now },
-                    last: now,
-                    delay_known: stat.timeslices > 0 || stat.run_delay_ns > 0,
-                });
-                if watched.comm.is_empty() {
-                    watched.comm = proc.thread_comm(pid, tid).unwrap_or_default();
-                }
-                // A reused thread number starts again from zero.
-                if now.0 < watched.last.0 {
-                    watched.first = (0, 0);
+                let full = self.threads.len() >= THREADS_KEPT;
+                let (watched, known) = match self.threads.entry((pid, tid)) {
+                    Entry::Occupied(known) => (known.into_mut(), true),
+                    Entry::Vacant(_) if full => {
+                        self.missed.get_or_insert_with(too_many);
+                        continue;
+                    }
+                    Entry::Vacant(new) => {
+                        let first = if born_since { (0, 0) } else { now };
+                        (new.insert(Watched::new(t_ns, first, now)), false)
+                    }
+                };
+                // A thread whose counters have not moved is still the same one.
+                if watched.start_ticks.is_none() || watched.last != now {
+                    let thread = proc.thread_stat(pid, tid).ok();
+                    let start_ticks = thread.as_ref().map(|thread| thread.start_ticks);
+                    if known && watched.last != now {
+                        let absent = born_since && Some(watched.last_t) != last_reading;
+                        watched.take(t_ns, now, start_ticks, absent);
+                    }
+                    watched.start_ticks = start_ticks;
+                    // A thread gets its name after it has started.
+                    if let Some(thread) = thread {
+                        watched.comm = thread.comm;
+                    }
                 }
                 watched.last_t = t_ns;
-                watched.last = now;
-                watched.delay_known |= stat.timeslices > 0;
-                count += 1;
+                watched.delay_known |= stat.timeslices > 0 || stat.run_delay_ns > 0;
             }
         }
         self.alive = count;
@@ -455,7 +538,7 @@ impl ThreadClock {
     /// CPU time of the threads of a process, from the first reading of each to the last.
     pub fn cpu_ns(&self, pid: i32) -> u64 {
         let own = self.threads.range((pid, i32::MIN)..=(pid, i32::MAX));
-        own.fold(0, |sum, (_, w)| sum.saturating_add(w.last.0.saturating_sub(w.first.0)))
+        own.fold(0, |sum, (_, watched)| sum.saturating_add(watched.span().cpu))
     }
 
     /// The number of threads that the last reading found.
@@ -466,16 +549,18 @@ impl ThreadClock {
     pub fn finish(self) -> Vec<ThreadTimes> {
         self.threads
             .into_iter()
-            .map(|((pid, tid), w)| ThreadTimes {
-                pid,
-                tid,
-                comm: w.comm,
-                seen_ns: w.last_t - w.first_t,
-                cpu_ns: w.last.0.saturating_sub(w.first.0),
-                run_delay_ns: w.delay_known.then(|| w.last.1.saturating_sub(w.first.1)),
+            .map(|((pid, tid), watched)| {
+                let Span { seen, cpu, delay } = watched.span();
+                let run_delay_ns = watched.delay_known.then_some(delay);
+                ThreadTimes { pid, tid, comm: watched.comm, seen_ns: seen, cpu_ns: cpu, run_delay_ns }
             })
             .collect()
     }
+}
+
+fn too_many() -> Absence {
+    let detail = format!("the times of some threads are missing: more than {THREADS_KEPT} were read");
+    Absence::new(Reason::TooCostly, detail)
 }
 
 #[cfg(test)]
@@ -484,14 +569,7 @@ mod tests {
 
     #[test]
     fn the_cpu_time_of_a_process_is_that_of_its_threads() {
-        let watched = |first: u64, last: u64| Watched {
-            comm: String::new(),
-            first_t: 0,
-            last_t: 1,
-            first: (first, 0),
-            last: (last, 0),
-            delay_known: false,
-        };
+        let watched = |first: u64, last: u64| Watched::new(0, (first, 0), (last, 0));
         let threads = [((6, i32::MAX), (0, 50)), ((7, 7), (5, 9)), ((7, 9), (0, 2)), ((8, 8), (0, 100))];
         let threads = threads.map(|(thread, (first, last))| (thread, watched(first, last)));
         let clock = ThreadClock { threads: threads.into(), ..ThreadClock::default() };
@@ -638,6 +716,122 @@ mod tests {
         clock.read(&proc, &[7], 20);
         let cpu: Vec<u64> = clock.finish().iter().map(|t| t.cpu_ns).collect();
         assert_eq!(cpu, [0, 0, 3], "the last thread was started after a complete reading");
+    }
+
+    /// Process 7 in a /proc of its own.
+    struct Threads(tempfile::TempDir);
+
+    impl Threads {
+        fn place() -> (Threads, ProcFs) {
+            let dir = tempfile::tempdir().unwrap();
+            let proc = ProcFs::at(dir.path());
+            (Threads(dir), proc)
+        }
+
+        fn put(&self, tid: i32, name: &str, text: &str) {
+            let folder = self.0.path().join(format!("7/task/{tid}"));
+            std::fs::create_dir_all(&folder).unwrap();
+            std::fs::write(folder.join(name), text).unwrap();
+        }
+
+        /// A thread that started at `start` and has used `cpu`; its run delay is a tenth of that.
+        fn run(&self, tid: i32, start: u64, cpu: u64) {
+            self.put(tid, "schedstat", &format!("{cpu} {} 1\n", cpu / 10));
+            let stat = format!(
+                "{tid} (t{start}) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 {start} 0 0 3 1 1 0 0 0 0 0 0 0 0 0 0 17 1 0\n"
+            );
+            self.put(tid, "stat", &stat);
+        }
+
+        fn end(&self, tid: i32) {
+            std::fs::remove_dir_all(self.0.path().join(format!("7/task/{tid}"))).unwrap();
+        }
+    }
+
+    /// Name, time in which it existed, CPU time and run delay of each thread after readings at 0, 10, 20, ... Before
+    /// each reading, one of the steps is done.
+    fn times(steps: &[&dyn Fn(&Threads)]) -> Vec<(String, u64, u64, u64)> {
+        let (threads, proc) = Threads::place();
+        let mut clock = ThreadClock::default();
+        for (n, step) in steps.iter().enumerate() {
+            step(&threads);
+            clock.read(&proc, &[7], 10 * n as u64);
+        }
+        let times = clock.finish().into_iter();
+        times.map(|t| (t.comm, t.seen_ns, t.cpu_ns, t.run_delay_ns.unwrap())).collect()
+    }
+
+    #[test]
+    fn both_threads_that_had_a_number_count() {
+        // The second one has used more than the first one: only its start shows that it is another.
+        let reused = times(&[&|t| t.run(7, 1, 1_000), &|t| t.run(7, 1, 1_500), &|t| t.run(7, 2, 4_000)]);
+        assert_eq!(reused, [("t2".to_owned(), 10, 500 + 4_000, 50 + 400)]);
+        // The twin: the same counters, of one thread.
+        let one = times(&[&|t| t.run(7, 1, 1_000), &|t| t.run(7, 1, 1_500), &|t| t.run(7, 1, 4_000)]);
+        assert_eq!(one, [("t1".to_owned(), 20, 3_000, 300)]);
+    }
+
+    #[test]
+    fn a_number_without_a_thread_at_one_reading_has_another_at_the_next() {
+        let gone: &dyn Fn(&Threads) = &|t| t.end(8);
+        let start: &dyn Fn(&Threads) = &|t| {
+            t.run(7, 1, 0);
+            t.put(8, "schedstat", "1000 0 1\n");
+        };
+        let again: &dyn Fn(&Threads) = &|t| t.put(8, "schedstat", "1300 0 1\n");
+        let cpu = |steps: &[&dyn Fn(&Threads)]| times(steps)[1].2;
+        assert_eq!(cpu(&[start, gone, again]), 1_300, "the first one did not run in the window");
+        // The twin: it was there at each reading.
+        assert_eq!(cpu(&[start, &|_| (), again]), 300);
+    }
+
+    #[test]
+    fn a_thread_that_takes_the_first_ones_number_by_exec_is_not_counted_from_its_start() {
+        let steps: [&dyn Fn(&Threads); 3] =
+            [&|t| t.run(7, 1, 5_000), &|t| t.run(7, 1, 900), &|t| t.run(7, 1, 1_000)];
+        assert_eq!(times(&steps), [("t1".to_owned(), 20, 100, 10)]);
+    }
+
+    #[test]
+    fn threads_beyond_a_number_are_reported_and_not_kept() {
+        let (threads, proc) = Threads::place();
+        threads.run(7, 1, 100);
+        let read = |kept: usize| {
+            let others = (0..kept as i32).map(|tid| ((1, tid), Watched::new(0, (0, 0), (0, 0))));
+            let mut clock = ThreadClock { threads: others.collect(), ..ThreadClock::default() };
+            assert_eq!(clock.read(&proc, &[7], 10), 1, "it is alive all the same");
+            let reason = clock.probe().map(|probe| probe.state);
+            (clock.threads.len(), reason)
+        };
+        assert_eq!(read(THREADS_KEPT - 1), (THREADS_KEPT, None));
+        assert_eq!(read(THREADS_KEPT), (THREADS_KEPT, Some(ProbeState::Partial(too_many()))));
+    }
+
+    #[test]
+    fn switches_of_a_number_that_was_free_count_from_zero() {
+        let (threads, proc) = Threads::place();
+        let status = |voluntary: u64| {
+            threads.put(
+                8,
+                "status",
+                &format!(
+                    "Tgid:\t7\nPPid:\t1\nUid:\t0\t0\t0\t0\nThreads:\t1\nCapEff:\t0\nvoluntary_ctxt_switches:\t{voluntary}\nnonvoluntary_ctxt_switches:\t0\n"
+                ),
+            );
+        };
+        let mut reader = TickReader::default();
+        let count = |reader: &mut TickReader| {
+            reader.read_switches(&proc, &[7]).unwrap();
+            reader.switches.0
+        };
+        status(10);
+        assert_eq!(count(&mut reader), 10);
+        status(15);
+        assert_eq!(count(&mut reader), 15);
+        threads.end(8);
+        assert_eq!(count(&mut reader), 15);
+        status(20);
+        assert_eq!(count(&mut reader), 35);
     }
 
     #[test]

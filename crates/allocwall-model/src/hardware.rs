@@ -10,11 +10,12 @@ use serde::{Deserialize, Serialize};
 pub enum HardwareEvent {
     Cycles,
     Instructions,
-    DtlbLoads,
     /// Loads whose address no level of the TLB had: each one is a page walk.
     DtlbLoadMisses,
     /// Cycles in which at least one page walk for a load was active.
     DtlbWalkActive,
+    /// The same, on processors whose event leaves out the walks of a hypervisor's own tables.
+    DtlbGuestWalkActive,
     LlcLoadMisses,
     /// Misses of the last cache that the processor has an event for: the third level on Intel, the second on AMD.
     CacheMisses,
@@ -26,23 +27,23 @@ impl HardwareEvent {
     pub const ALL: [HardwareEvent; 9] = [
         HardwareEvent::Cycles,
         HardwareEvent::Instructions,
-        HardwareEvent::DtlbLoads,
         HardwareEvent::DtlbLoadMisses,
         HardwareEvent::DtlbWalkActive,
+        HardwareEvent::DtlbGuestWalkActive,
         HardwareEvent::LlcLoadMisses,
         HardwareEvent::CacheMisses,
         HardwareEvent::NodeLoads,
         HardwareEvent::NodeLoadMisses,
     ];
 
-    /// As perf-list(1) prints it; the key of recordings and of the JSON format.
+    /// As perf-list(1) prints it, which has one name for both events of page walks; the key of recordings and of the JSON format.
     pub const fn name(self) -> &'static str {
         match self {
             HardwareEvent::Cycles => "cycles",
             HardwareEvent::Instructions => "instructions",
-            HardwareEvent::DtlbLoads => "dTLB-loads",
             HardwareEvent::DtlbLoadMisses => "dTLB-load-misses",
             HardwareEvent::DtlbWalkActive => "dtlb_load_misses.walk_active",
+            HardwareEvent::DtlbGuestWalkActive => "dtlb_load_misses.walk_active-without-ept",
             HardwareEvent::LlcLoadMisses => "LLC-load-misses",
             HardwareEvent::CacheMisses => "cache-misses",
             HardwareEvent::NodeLoads => "node-loads",

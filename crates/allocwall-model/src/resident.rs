@@ -3,7 +3,7 @@
 
 use crate::catalogue::modules::AllocatorKind;
 use crate::catalogue::owners::Owner;
-use crate::catalogue::remedies::{self, Need, Remedy};
+use crate::catalogue::remedies::{self, CostToApply, Need, Remedy};
 use crate::recording::{Allocator, CMDLINE_WORDS, Linkage, Runtime, is_set};
 use crate::units::{Absence, Interval, Measured, Reason};
 use serde::{Deserialize, Serialize};
@@ -167,8 +167,28 @@ pub struct Return {
     pub title: &'static str,
     /// What of it is meant.
     pub of: &'static str,
+    /// 0 if nothing is sure.
+    pub at_least_bytes: u64,
     pub at_most_bytes: u64,
     pub restart: bool,
+}
+
+/// Where a remedy comes among those that return memory.
+pub type ReturnOrder = (bool, Option<CostToApply>, Reverse<u64>, CostToApply);
+
+/// The order in which to try remedies that return memory: the largest first, by [`expected`] bytes. Of those that return about
+/// as much as the best one, the one first that costs least to apply.
+pub fn return_order(remedy: &Remedy, bytes: u64, best: u64) -> ReturnOrder {
+    const ABOUT: f64 = 0.85;
+    let about_best = bytes as f64 >= ABOUT * best as f64;
+    let cost = remedy.cost_to_apply();
+    (!about_best, about_best.then_some(cost), Reverse(bytes), cost)
+}
+
+/// What a remedy is expected to return. Where only an upper bound is known, it may be nothing, so that half of the bound counts:
+/// our choice.
+pub fn expected(at_least: u64, at_most: u64) -> u64 {
+    at_least.midpoint(at_most)
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -250,8 +270,8 @@ impl ResidentBill {
     }
 
     /// The sum over the heaps of glibc's malloc whose blocks were read.
-    fn of_heaps(&self, size: fn(&Split) -> Interval) -> f64 {
-        HEAPS.into_iter().filter_map(|owner| self.split(owner)).map(|split| size(split).high).sum()
+    fn of_heaps(&self, size: fn(&Split) -> f64) -> f64 {
+        HEAPS.into_iter().filter_map(|owner| self.split(owner)).map(size).sum()
     }
 
     fn lazily_freed(&self) -> f64 {
@@ -283,27 +303,25 @@ impl ResidentBill {
         remedy.needs.iter().all(met)
     }
 
-    /// What remedies could return, at most: settings first, then another allocator, then changes of the code or of its
-    /// operation; of each kind the largest first. Only amounts from 1 MiB on.
+    /// What remedies could return, in the order in which to try them ([`return_order`]). Only amounts from 1 MiB on.
     pub fn returns(&self) -> Vec<Return> {
         let returns = RETURNING.iter().filter_map(|returning| {
             let remedy = remedies::find(returning.remedy).filter(|remedy| self.takes(remedy))?;
-            let bytes = returning.at_most(self).filter(|bytes| *bytes >= WORTH)?;
+            let (least, most) = returning.bounds(self).filter(|(_, most)| *most >= WORTH)?;
             let returned = Return {
                 remedy: remedy.key,
                 title: remedy.title,
                 of: returning.of,
-                at_most_bytes: bytes as u64,
+                at_least_bytes: least as u64,
+                at_most_bytes: most as u64,
                 restart: remedy.restart,
             };
-            Some((
-                (remedy.kind, remedy.needs.contains(&Need::Preload), Reverse(returned.at_most_bytes)),
-                returned,
-            ))
+            Some((remedy, expected(returned.at_least_bytes, returned.at_most_bytes), returned))
         });
         let mut returns: Vec<_> = returns.collect();
-        returns.sort_by_key(|(order, _)| *order);
-        returns.into_iter().map(|(_, returned)| returned).collect()
+        let best = returns.iter().map(|(_, bytes, _)| *bytes).max().unwrap_or(0);
+        returns.sort_by_key(|(remedy, bytes, _)| return_order(remedy, *bytes, best));
+        returns.into_iter().map(|(.., returned)| returned).collect()
     }
 }
 
@@ -320,12 +338,13 @@ impl TargetMemory {
         let Some((returning, remedy)) = returning.zip(remedies::find(remedy)) else {
             return Returned::Unknown;
         };
-        let bills = self.bills.iter().filter(|bill| bill.takes(remedy));
-        let Some(bytes) = bills.map(|bill| returning.at_most(bill)).sum::<Option<f64>>() else {
-            return Returned::Unknown;
-        };
-        match bytes >= WORTH {
-            true => Returned::AtMost { bytes: bytes as u64, of: returning.of },
+        let (mut least, mut most) = (0.0, 0.0);
+        for bill in self.bills.iter().filter(|bill| bill.takes(remedy)) {
+            let Some(bounds) = returning.bounds(bill) else { return Returned::Unknown };
+            (least, most) = (least + bounds.0, most + bounds.1);
+        }
+        match most >= WORTH {
+            true => Returned::AtMost { least: least as u64, bytes: most as u64, of: returning.of },
             // Other memory, or another process, may have some.
             false if self.others > 0 || !returning.is_all => Returned::Unknown,
             false => Returned::AlmostNothing,
@@ -336,8 +355,9 @@ impl TargetMemory {
 /// What a remedy could return of a target's resident memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Returned {
-    /// `of`: which memory is meant.
+    /// `of`: which memory is meant. `least`: so much is sure, or 0.
     AtMost {
+        least: u64,
         bytes: u64,
         of: &'static str,
     },
@@ -359,14 +379,26 @@ struct Returning {
     owners: &'static [ResidentOwner],
     /// How much of it there is, at most.
     bytes: fn(&ResidentBill) -> f64,
+    /// How much of it returns for sure. Whether a later run of the program returns it is not: another allocator, or a setting
+    /// from the start, places blocks elsewhere.
+    sure: fn(&ResidentBill) -> f64,
     /// It returns nothing else.
     is_all: bool,
 }
 
 impl Returning {
-    fn at_most(&self, bill: &ResidentBill) -> Option<f64> {
-        self.owners.iter().all(|owner| bill.knows(*owner)).then(|| (self.bytes)(bill))
+    /// At least, and at most.
+    fn bounds(&self, bill: &ResidentBill) -> Option<(f64, f64)> {
+        let is_known = self.owners.iter().all(|owner| bill.knows(*owner));
+        is_known.then(|| {
+            let most = (self.bytes)(bill);
+            ((self.sure)(bill).min(most), most)
+        })
     }
+}
+
+fn nothing(_: &ResidentBill) -> f64 {
+    0.0
 }
 
 const RETURNING: [Returning; 6] = [
@@ -374,14 +406,17 @@ const RETURNING: [Returning; 6] = [
         remedy: "malloc-trim",
         of: "whole free pages in the heaps",
         owners: &HEAPS,
-        bytes: |bill| bill.of_heaps(|split| split.trimmable_bytes),
+        // Since glibc 2.8 it gives back the whole pages within free blocks of all arenas (mtrim() in malloc/malloc.c).
+        bytes: |bill| bill.of_heaps(|split| split.trimmable_bytes.high),
+        sure: |bill| bill.of_heaps(|split| split.trimmable_bytes.low),
         is_all: true,
     },
     Returning {
         remedy: "glibc-trim-sooner",
         of: "free memory at the end of the heaps",
         owners: &HEAPS,
-        bytes: |bill| bill.of_heaps(|split| split.top_bytes),
+        bytes: |bill| bill.of_heaps(|split| split.top_bytes.high),
+        sure: nothing,
         is_all: true,
     },
     Returning {
@@ -393,13 +428,15 @@ const RETURNING: [Returning; 6] = [
             Some(split) if bill.thread_arenas > 1 => split.free_bytes.high,
             _ => 0.0,
         },
+        sure: nothing,
         is_all: true,
     },
     Returning {
         remedy: "jemalloc",
         of: "free memory in all heaps of malloc",
         owners: &HEAPS,
-        bytes: |bill| bill.of_heaps(|split| split.free_bytes),
+        bytes: |bill| bill.of_heaps(|split| split.free_bytes.high),
+        sure: nothing,
         is_all: true,
     },
     Returning {
@@ -410,6 +447,7 @@ const RETURNING: [Returning; 6] = [
             Ok(allocator) if allocator.kind == AllocatorKind::Jemalloc => bill.lazily_freed(),
             _ => 0.0,
         },
+        sure: nothing,
         is_all: false,
     },
     Returning {
@@ -420,6 +458,7 @@ const RETURNING: [Returning; 6] = [
             let free = bill.rows.iter().filter_map(|row| row.split.as_ref().ok());
             free.map(|split| split.free_bytes.high).sum::<f64>() + bill.lazily_freed()
         },
+        sure: nothing,
         is_all: false,
     },
 ];
@@ -495,15 +534,15 @@ mod tests {
         let mut all = bill(rows);
         assert_eq!(
             of(&all),
-            [("glibc-arenas-few", 2), ("jemalloc", 10), ("recycle-workers", 10), ("malloc-trim", 7)]
+            [("malloc-trim", 7), ("jemalloc", 10), ("recycle-workers", 10), ("glibc-arenas-few", 2)]
         );
         // A single arena of a thread is not one too many.
         all.thread_arenas = 1;
-        assert_eq!(of(&all), [("jemalloc", 10), ("recycle-workers", 10), ("malloc-trim", 7)]);
+        assert_eq!(of(&all), [("malloc-trim", 7), ("jemalloc", 10), ("recycle-workers", 10)]);
         if let Ok(split) = &mut all.rows[0].split {
             split.top_bytes = Interval::exact(3.0 * MIB);
         }
-        assert_eq!(of(&all)[0], ("glibc-trim-sooner", 3));
+        assert_eq!(of(&all).last(), Some(&("glibc-trim-sooner", 3)));
         let little = bill(vec![row(ResidentOwner::Heap, 0, 0.9 * MIB, 0.5 * MIB)]);
         assert!(of(&little).is_empty());
         // Free memory of Python's arenas is not malloc's to return.
@@ -512,6 +551,25 @@ mod tests {
         let mut unknown = bill(vec![row(ResidentOwner::Heap, 0, 8.0 * MIB, 6.0 * MIB)]);
         unknown.rows[0].split = Err(undistinguished(""));
         assert!(of(&unknown).is_empty());
+    }
+
+    #[test]
+    fn what_surely_returns_goes_before_what_may_return_as_much() {
+        let of = |trimmable: Interval| -> Vec<&'static str> {
+            let mut bill = bill(vec![row(ResidentOwner::Heap, 0, 100.0 * MIB, 0.0)]);
+            if let Ok(split) = &mut bill.rows[0].split {
+                split.trimmable_bytes = trimmable.scaled(MIB);
+            }
+            bill.returns().iter().map(|r| r.remedy).collect()
+        };
+        const SURE_FIRST: [&str; 3] = ["malloc-trim", "jemalloc", "recycle-workers"];
+        const SURE_LAST: [&str; 3] = ["jemalloc", "recycle-workers", "malloc-trim"];
+        // Another allocator returns between nothing and 100 MiB.
+        assert_eq!(of(Interval::exact(70.0)), SURE_FIRST);
+        assert_eq!(of(Interval::new(60.0, 70.0, 80.0)), SURE_FIRST);
+        assert_eq!(of(Interval::exact(20.0)), SURE_LAST);
+        // If they return about the same, the one goes first that costs less to apply.
+        assert_eq!(of(Interval::exact(50.0)), ["jemalloc", "malloc-trim", "recycle-workers"]);
     }
 
     #[test]
@@ -530,7 +588,7 @@ mod tests {
             assert_eq!((known("jemalloc"), known("glibc-arenas-few")), (heap_is_read, true));
             bill.returns().iter().map(|r| r.remedy).collect()
         };
-        assert_eq!(of(true), ["glibc-arenas-few", "jemalloc", "malloc-trim", "recycle-workers"]);
+        assert_eq!(of(true), ["malloc-trim", "glibc-arenas-few", "jemalloc", "recycle-workers"]);
         assert_eq!(of(false), ["glibc-arenas-few"]);
     }
 
@@ -542,7 +600,7 @@ mod tests {
             bill.allocator = Ok(Allocator { kind: AllocatorKind::Glibc, how, module, version: None });
             bill.returns().iter().map(|r| r.remedy).collect()
         };
-        assert_eq!(of(Linkage::Libc), ["jemalloc", "malloc-trim", "recycle-workers"]);
+        assert_eq!(of(Linkage::Libc), ["malloc-trim", "jemalloc", "recycle-workers"]);
         assert_eq!(of(Linkage::Static), ["recycle-workers"]);
     }
 

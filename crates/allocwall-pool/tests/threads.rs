@@ -4,6 +4,7 @@
 //! `ALLOCWALL_POOL_SOAK=600 cargo test --release --test threads soak` runs for ten minutes instead of one second.
 
 use std::cell::UnsafeCell;
+use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicIsize, AtomicUsize, Ordering};
@@ -181,17 +182,20 @@ impl Drop for Told {
 
 fn told(bytes: usize) -> (Told, Arc<AtomicUsize>) {
     let gone = Arc::new(AtomicUsize::new(0));
-    let words = (0..bytes / 8).map(|_| UnsafeCell::new(0)).collect();
+    // Miri takes seconds to make millions of cells one by one.
+    let mut zeros = ManuallyDrop::new(vec![0_u64; bytes / 8]);
+    // SAFETY: the parts of a vector that is not used again; an `UnsafeCell` has the layout of what is in it.
+    let words = unsafe { Vec::from_raw_parts(zeros.as_mut_ptr().cast(), zeros.len(), zeros.capacity()) };
     (Told(words, gone.clone()), gone)
 }
 
 #[test]
 fn memory_goes_with_the_last_slot_and_not_before() {
     for owner_goes in 0..3 {
-        let (memory, gone) = told(1 << 20);
-        let mut pool = Some(Pool::<u64>::over(memory).unwrap());
+        let (memory, gone) = told(CHUNKS * CHUNK);
+        let mut pool = Some(Pool::<[u8; SLOT]>::over(memory).unwrap());
         let mut home = Some(pool.as_mut().unwrap().returner());
-        let mut objects: Vec<_> = (0..2).map(|n| pool.as_mut().unwrap().alloc(n).unwrap()).collect();
+        let mut objects: Vec<_> = (0..2).map(|n| pool.as_mut().unwrap().alloc([n; SLOT]).unwrap()).collect();
         for step in 0..3 {
             if step == owner_goes {
                 pool = None;

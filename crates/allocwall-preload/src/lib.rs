@@ -170,7 +170,8 @@ fn guarded(dir: &Path, last: bool, user: u32) -> io::Result<()> {
         let facts = fs::symlink_metadata(folder).map_err(|e| about(e, folder))?;
         let own = last && folder == dir;
         let (owner, mode) = (facts.uid(), facts.mode() & 0o7777);
-        // In a sticky directory only a file's owner may rename it (inode(7)).
+        // With an access list, the group bits show the most that it gives to any other user (acl(5)). In a sticky
+        // directory only a file's owner may rename it (inode(7)).
         let shared = mode & 0o022 != 0 && (own || mode & 0o1000 == 0);
         if owner != user && (own || owner != root) {
             return Err(refused(

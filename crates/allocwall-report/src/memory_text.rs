@@ -109,10 +109,7 @@ pub struct Known {
 pub fn section(page: &mut Page, memory: &TargetMemory, known: Known) {
     let Some(bill) = memory.bills.first() else { return };
     let unit = Unit::of(bill.resident_bytes());
-    let small = match thresholds::of(Wall::Retention).floor {
-        Floor::Bytes(floor) => memory.others == 0 && (resident_bytes(memory) as f64) < floor,
-        Floor::PerSecond(_) | Floor::None => false,
-    };
+    let small = memory.others == 0 && is_small(resident_bytes(memory));
     if small {
         brief_rows(page, bill, &unit);
     } else {
@@ -156,11 +153,21 @@ const METHOD: &str =
     "how it was measured: allocwall report FILE --json, field resident.bills[].rows[].split.method";
 const SAME_MEMORY: &str = "these remedies act on the same memory: do not add the figures";
 
-/// Whether the only process has other memory than at the end of the window: more than a tenth of the larger figure.
+/// Whether so much memory is too little for a wall.
+fn is_small(bytes: u64) -> bool {
+    match thresholds::of(Wall::Retention).floor {
+        Floor::Bytes(floor) => (bytes as f64) < floor,
+        Floor::PerSecond(_) | Floor::None => false,
+    }
+}
+
+/// Whether the only process has other memory than at the end of the window: more than a tenth of the larger figure. If both
+/// figures are small, the difference says nothing.
 fn is_late(memory: &TargetMemory, known: Known) -> bool {
     let [bill] = &memory.bills[..] else { return false };
     let (end, read) = (known.resident_end, bill.resident_bytes());
-    memory.others == 0 && end > 0 && end.abs_diff(read) as f64 > 0.1 * end.max(read) as f64
+    let larger = end.max(read);
+    memory.others == 0 && end > 0 && !is_small(larger) && end.abs_diff(read) as f64 > 0.1 * larger as f64
 }
 
 /// Why the sum of the rows is not the kernel's figure.
@@ -420,9 +427,13 @@ fn remedies(page: &mut Page, bill: &ResidentBill) {
         return page.wrapped(2, "None would return 1 MiB or more of malloc's memory.", Ink::Plain);
     }
     page.section("REMEDIES", &format!("upper limit for each; {SAME_MEMORY}"));
-    for Return { remedy, title, of, at_most_bytes, restart: needed } in returns {
+    for Return { remedy, title, of, at_least_bytes, at_most_bytes, restart: needed } in returns {
         let lead = format!("  {}{}  ", left(remedy, 18), right(&bytes(at_most_bytes), 11));
-        let text = format!("{title}: {of} · {}", restart(needed, find(remedy)));
+        let sure = match at_least_bytes {
+            0 => String::new(),
+            least => format!(", at least {}", bytes(least)),
+        };
+        let text = format!("{title}: {of}{sure} · {}", restart(needed, find(remedy)));
         page.hang(&lead, Ink::Plain, 33, &text, Ink::Plain);
     }
 }
@@ -582,6 +593,11 @@ pub(super) mod tests {
         let (_, remedies) = text.split_once("REMEDIES").unwrap();
         assert!(remedies.contains("malloc-trim") && remedies.contains("change and restart"), "{text}");
         assert!(remedies.contains("567.7 MiB") && remedies.contains("568.2 MiB"), "{text}");
+        // It is sure of one remedy alone, which comes first.
+        let flat = on_one_line(remedies);
+        assert_eq!(flat.matches("at least").count(), 1, "{text}");
+        assert!(flat.contains("whole free pages in the heaps, at least 565.7 MiB ·"), "{text}");
+        assert!(flat.find("malloc-trim") < flat.find("jemalloc"), "{text}");
         assert!(!remedies.contains("glibc-arenas-few"), "{text}");
         let mut little = bill();
         little.rows[0].split = Ok(Split::all_live(1, ""));
@@ -627,8 +643,8 @@ pub(super) mod tests {
             "files 1.3",
             "not in the sum: page tables 1.2 MiB",
             "pid 4242, at the end of the window how it was measured: allocwall report FILE --json, field resident.bills",
-            "at most: preload jemalloc, 568.2 MiB · replace each worker process after a number of requests, 568.2 MiB · ",
-            ", 567.7 MiB (these remedies act on the same memory: do not add the figures)",
+            "at most: return free memory after the peak: malloc_trim(0), 567.7 MiB · preload jemalloc, 568.2 MiB · ",
+            "a number of requests, 568.2 MiB (these remedies act on the same memory: do not add the figures)",
         ] {
             assert!(flat.contains(part), "{part}: {text}");
         }
@@ -725,7 +741,7 @@ pub(super) mod tests {
             text.contains(&late)
         };
         // It has 583.8 MiB now.
-        assert!(is_compared(&memory, 172) && is_compared(&memory, 650));
+        assert!(is_compared(&memory, 172) && is_compared(&memory, 650) && is_compared(&memory, 20));
         assert!(!is_compared(&memory, 540) && !is_compared(&memory, 640) && !is_compared(&memory, 0));
         // The head counts all processes.
         memory.others = 1;
@@ -733,6 +749,10 @@ pub(super) mod tests {
         memory.others = 0;
         memory.bills.push(bill());
         assert!(!is_compared(&memory, 1720));
+        // It has 19.1 MiB now.
+        memory.bills.truncate(1);
+        memory.bills[0].rows[0].amount.resident_bytes = 12 * MIB;
+        assert!(is_compared(&memory, 172) && !is_compared(&memory, 1));
     }
 
     #[test]
@@ -847,7 +867,9 @@ pub(super) mod tests {
         assert_eq!(document["rows"][4]["split"]["absent"]["reason"], "not_applicable");
         assert_eq!(document["allocator"]["kind"], "glibc");
         assert_eq!(document["cgroup"]["kernel_bytes"], 5 * MIB);
-        assert_eq!(document["remedies"][0]["remedy"], "jemalloc");
+        assert_eq!(document["remedies"][0]["remedy"], "malloc-trim");
+        assert_eq!(document["remedies"][0]["at_least_bytes"], (565.7 * MIB as f64) as u64);
+        assert_eq!(document["remedies"][1]["at_least_bytes"], 0);
         assert_eq!(document["agrees"], true);
         assert!(!super::document(&bill()).contains('\u{1b}'));
     }

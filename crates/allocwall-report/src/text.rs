@@ -9,7 +9,7 @@ use allocwall_diagnose::remedies::treated;
 use allocwall_diagnose::{Finding, Prescription, ShellLine, Status, Verdict, main_process};
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
 use allocwall_model::catalogue::owners::Owner;
-use allocwall_model::catalogue::remedies::{self, Argument, Effect, Kind, Remedy};
+use allocwall_model::catalogue::remedies::{self, Effect, Kind, Remedy};
 use allocwall_model::catalogue::symbols;
 use allocwall_model::catalogue::thresholds::MIN_SAMPLES;
 use allocwall_model::catalogue::walls::Wall;
@@ -680,6 +680,9 @@ impl Limits {
         if let Some(absence) = thin_stacks(rec) {
             limits.add(&absence, "call sites (in part)".to_string());
         }
+        if let Some(absence) = owners_unknown(rec, bill) {
+            limits.add(&absence, "owners of page faults (in part)".to_string());
+        }
         if let Err(absence) = &rec.prices
             && !verdict.remedies.is_empty()
         {
@@ -740,8 +743,22 @@ impl Limits {
     }
 }
 
-/// Share of CPU time, or of the samples, from which on missing names and callers matter.
+/// Share of CPU time, of the samples, or of the page faults, from which on missing names, callers and owners matter.
 const MUCH: f64 = 0.1;
+
+/// If the owners of many page faults are unknown. Memory that lives short is more often among them.
+fn owners_unknown(rec: &Recording, bill: &Bill) -> Option<Absence> {
+    // Its own limit says why.
+    if rec.probe_absence(ProbeName::FaultOwners).is_some() {
+        return None;
+    }
+    let unknown = costly_faults(bill).iter().map(|faulted| 1.0 - faulted.known).fold(0.0, f64::max);
+    let detail = format!(
+        "the owner of {:.0} % of them is unknown, so the shares of the others may be biased",
+        unknown * 100.0
+    );
+    (unknown > MUCH).then(|| Absence::new(Reason::TooLittle, detail))
+}
 
 /// Share of CPU time of call sites in code of one kind that have no name.
 fn nameless(rec: &Recording, bill: &Bill, role: ModuleRole, has_none: impl Fn(&Site) -> bool) -> f64 {
@@ -942,43 +959,54 @@ fn with_origin(figure: &Figure, shown: impl Fn(f64) -> String, unit: &str, of: &
     }
 }
 
+/// Page faults that cost much, by wall.
+fn costly_faults(bill: &Bill) -> Vec<&Faulted> {
+    /// A minor fault takes half a microsecond or more on most machines.
+    const FAULT_S: f64 = 0.5e-6;
+    let all: u64 = bill.on_cpu.iter().flatten().map(|line| line.samples).sum();
+    let by_number = bill.faulted.iter().filter(|faulted| faulted.basis != Basis::CpuTime);
+    let counted = by_number.map(|faulted| faulted.samples).max().unwrap_or(0);
+    let rate = bill.rates.minor_faults.as_ref().copied().unwrap_or(0.0);
+    let counted_part = rate * bill.window_s * FAULT_S / bill.cpu_s.max(f64::MIN_POSITIVE);
+    let costly = |faulted: &&Faulted| {
+        let (samples, part) = match faulted.basis {
+            Basis::CpuTime => (faulted.samples, faulted.samples as f64 / all.max(1) as f64),
+            // One line for all of them, because their number is what the parts are of.
+            Basis::Number { .. } => (counted, counted_part),
+        };
+        samples >= MIN_SAMPLES && part >= COSTLY
+    };
+    bill.faulted.iter().filter(costly).collect()
+}
+
 /// Whose memory the costly page faults are about.
 fn faulted(page: &mut Page, bill: &Bill) {
-    if bill.faulted.iter().any(|faulted| faulted.basis != Basis::CpuTime) {
-        return counted_faults(page, bill);
-    }
-    let all: u64 = bill.on_cpu.iter().flatten().map(|line| line.samples).sum();
-    let share = |faulted: &Faulted| faulted.samples as f64 / all.max(1) as f64;
-    let enough = |f: &&Faulted| f.samples >= MIN_SAMPLES && share(f) >= COSTLY;
-    let costly: Vec<&Faulted> = bill.faulted.iter().filter(enough).collect();
-    if costly.is_empty() {
+    let (sampled, counted): (Vec<&Faulted>, Vec<&Faulted>) =
+        costly_faults(bill).into_iter().partition(|faulted| faulted.basis == Basis::CpuTime);
+    counted_faults(page, bill, &counted);
+    if sampled.is_empty() {
         return;
     }
     page.section("PAGE FAULTS", "owner of the memory; share of the CPU time in these faults");
-    for faulted in costly {
+    for faulted in sampled {
         let parts = faulted.owners.iter().map(|one| (one.share.point * faulted.known, one.owner));
         fault_line(page, faulted.wall.title(), parts.collect(), 1.0 - faulted.known);
     }
 }
 
-/// The same, if the faults were counted: one line for all of them, because their number is what the parts are of.
-fn counted_faults(page: &mut Page, bill: &Bill) {
-    /// A minor fault takes half a microsecond or more on most machines.
-    const FAULT_S: f64 = 0.5e-6;
-    let (Ok(rate), Some(samples)) =
-        (&bill.rates.minor_faults, bill.faulted.iter().map(|faulted| faulted.samples).max())
-    else {
-        return;
+/// The same, if the faults were counted.
+fn counted_faults(page: &mut Page, bill: &Bill, counted: &[&Faulted]) {
+    let title = match (counted, &bill.rates.minor_faults) {
+        ([], _) => return,
+        // Others may have been sampled.
+        ([one], _) => one.wall.title().to_owned(),
+        (_, Ok(rate)) => format!("{} a second", thousands(*rate as u64)),
+        (_, Err(_)) => String::new(),
     };
-    let of_cpu = rate * bill.window_s * FAULT_S / bill.cpu_s.max(f64::MIN_POSITIVE);
-    if samples < MIN_SAMPLES || of_cpu < COSTLY {
-        return;
-    }
-    let counted: Vec<(f64, &Faulted)> = bill
-        .faulted
+    let counted: Vec<(f64, &Faulted)> = counted
         .iter()
         .filter_map(|faulted| match faulted.basis {
-            Basis::Number { faults } => Some((faults as f64, faulted)),
+            Basis::Number { faults } => Some((faults as f64, *faulted)),
             Basis::CpuTime => None,
         })
         .collect();
@@ -992,7 +1020,7 @@ fn counted_faults(page: &mut Page, bill: &Bill) {
         .collect();
     parts.sort_by(|a, b| b.0.total_cmp(&a.0));
     page.section("PAGE FAULTS", "owner of the memory; share of the number of faults, not of CPU time");
-    fault_line(page, &format!("{} a second", thousands(*rate as u64)), parts, unknown / all);
+    fault_line(page, &title, parts, unknown / all);
 }
 
 fn fault_line(page: &mut Page, title: &str, parts: Vec<(f64, Owner)>, unknown: f64) {
@@ -1175,22 +1203,13 @@ fn saved(remedy: &Prescription, entry: Option<&Remedy>) -> String {
             (true, true) => "saves time or memory, not CPU".to_string(),
             (false, _) => "saves time, not CPU".to_string(),
         },
-        (None, None, effect) => {
-            // A trial starts the command. Some remedies need a value that only the user knows.
-            let complete = |entry: &&Remedy| {
-                let known = |argument: Argument| {
-                    !matches!(argument, Argument::Value(_) | Argument::Tunables | Argument::Variable)
-                };
-                entry.start.is_some_and(|start| known(start.argument))
-            };
-            match (entry.filter(complete), effect) {
-                (Some(entry), _) => {
-                    format!("gain unknown: test it with `allocwall trial --with {}`", entry.key)
-                }
-                (None, Some(Effect::Unknown(why))) => format!("gain unknown: {why}"),
-                _ => "gain unknown: its lines of the bill were not measured".to_string(),
+        (None, None, effect) => match (entry.filter(|remedy| remedy.can_be_tried()), effect) {
+            (Some(entry), _) => {
+                format!("gain unknown: test it with `allocwall trial --with {}`", entry.key)
             }
-        }
+            (None, Some(Effect::Unknown(why))) => format!("gain unknown: {why}"),
+            _ => "gain unknown: its lines of the bill were not measured".to_string(),
+        },
     }
 }
 
@@ -1357,6 +1376,48 @@ mod tests {
         for page in [counted(20_000.0, 500), counted(200_000.0, 50)] {
             assert!(!page.contains("PAGE FAULTS"), "{page}");
         }
+    }
+
+    #[test]
+    fn first_touches_may_be_counted_beside_faults_that_are_sampled() {
+        let page = |counted: bool| {
+            let mut case = sketches::first_touch();
+            let fork = Faulted { wall: Wall::Fork, ..case.bill.faulted[0].clone() };
+            case.bill.faulted.push(fork);
+            if counted {
+                case.bill.faulted[0].basis = Basis::Number { faults: 9_000 };
+                case.bill.rates.minor_faults = Ok(2_000_000.0);
+            }
+            printed(&case, 100)
+        };
+        let of_time = "share of the CPU time in these faults";
+        let both = page(true);
+        let (number, time) = both.split_once(of_time).expect(&both);
+        assert!(
+            number.contains("share of the number of faults") && number.contains("first touch   "),
+            "{both}"
+        );
+        assert!(time.contains("fork and copy-on-write") && !time.contains("PAGE FAULTS"), "{both}");
+        // The near twin: all are sampled.
+        let sampled = page(false);
+        assert!(!sampled.contains("share of the number of faults"), "{sampled}");
+        assert_eq!(sampled.matches("PAGE FAULTS").count(), 1, "{sampled}");
+    }
+
+    #[test]
+    fn unknown_owners_are_a_limit_if_they_are_many() {
+        let limit = |known: f64, state: Option<ProbeState>| {
+            let mut case = sketches::first_touch();
+            case.bill.faulted[0].known = known;
+            case.rec.probes.extend(state.map(|state| Probe::new(ProbeName::FaultOwners, state)));
+            let page = printed(&case, 160);
+            page.contains("owners of page faults (in part): the owner of 22 % of them is unknown")
+        };
+        assert!(limit(0.78, None) && limit(0.78, Some(ProbeState::Measured)));
+        assert!(!limit(0.95, None));
+        // It is said already.
+        let why = Absence::new(Reason::TooCostly, "the owner of 22 of 100 sampled page faults is unknown");
+        assert!(!limit(0.78, Some(ProbeState::Partial(why))));
     }
 
     #[test]

@@ -474,13 +474,17 @@ impl<'a> Classifier<'a> {
     }
 
     /// Whether the allocator made this call. The wrapper of the system call and unnamed functions of the allocator
-    /// may be in between. None if the stack has only the wrapper.
+    /// may be in between. The loader maps the program and its libraries by itself. None if the stack has only the wrapper.
     pub fn called_by_allocator(&self, sample: &CpuSample) -> Option<bool> {
         const NEAREST: usize = 4;
         let frames = self.frames(sample.user);
-        let mut roles = frames.iter().take(NEAREST).map(|f| self.role(*f));
+        let nearest = &frames[..frames.len().min(NEAREST)];
+        let mut roles = nearest.iter().map(|f| self.role(*f));
         if roles.clone().any(|r| matches!(r, Some(UserRole::Allocator | UserRole::AllocatorLock))) {
             return Some(true);
+        }
+        if nearest.iter().any(|f| self.module_of(*f).is_some_and(|m| m.role == ModuleRole::Loader)) {
+            return Some(false);
         }
         let wrapper = |r| matches!(r, Some(UserRole::MapCall | UserRole::Memory | UserRole::Plumbing));
         (!roles.all(wrapper)).then_some(false)
@@ -582,8 +586,8 @@ impl<'a> Classifier<'a> {
             // The other semaphores are those of files.
             Some(KernelWait::Semaphore | KernelWait::Storage) => return WaitClass::Storage,
             Some(KernelWait::Futex) => return self.futex(sample),
-            Some(KernelWait::Memory) => return WaitClass::Other,
-            Some(KernelWait::Idle) => return WaitClass::Idle,
+            Some(KernelWait::Memory | KernelWait::Start | KernelWait::Perf) => return WaitClass::Other,
+            Some(KernelWait::Idle | KernelWait::Child) => return WaitClass::Idle,
             None => {}
         }
         // Stack and wchan leave out functions of the scheduler, and semaphores count as such (__sched in
@@ -594,6 +598,7 @@ impl<'a> Classifier<'a> {
             Some(CallWait::Map) if sample.state == 'D' || !stack_read => WaitClass::AddressSpaceLock,
             Some(CallWait::Lock) => WaitClass::ApplicationLock,
             Some(CallWait::Storage) => WaitClass::Storage,
+            Some(CallWait::Child) => WaitClass::Idle,
             Some(CallWait::Idle) if sample.state == 'S' => WaitClass::Idle,
             // A fault sleeps for its page from storage (a major fault) or for the lock. A stack would show storage.
             // Without a stack and without any major fault, it is the lock.
@@ -1029,8 +1034,13 @@ mod tests {
             ("app!a;app!b;app!c;app!d;libc+9800", Some(false)),
             ("libc!munmap", None),
             ("", None),
+            // The loader, and malloc that the loader calls.
+            ("ld.so+100", Some(false)),
+            ("ld.so!__mmap64;ld.so!_dl_map_segments;ld.so!dl_main", Some(false)),
+            ("libc!mmap;libc+9800;ld.so!_dl_new_object", Some(true)),
         ] {
             let mut s = Sketch::new();
+            s.module("ld.so", ModuleRole::Loader);
             s.samples(1, PID, "zap_pte_range", stack);
             let called = Classifier::new(&s.recording).called_by_allocator(&s.recording.samples[0]);
             assert_eq!(called, malloc, "{stack}");
@@ -1435,6 +1445,24 @@ mod tests {
             ('D', Some(0), "io_schedule;folio_wait_bit_common;filemap_read;vfs_read", "", 5000, Storage),
             ('D', Some(-1), "io_schedule;folio_wait_bit_common;filemap_fault;__do_fault", "", 5000, Storage),
             ('S', None, "", "", 5000, Other),
+            // posix_spawn waits until its child runs the new program, with or without a stack.
+            ('D', Some(56), "kernel_clone;__do_sys_clone;do_syscall_64", "app!start", 500, Idle),
+            ('D', Some(435), "wait_for_vfork_done", "", 500, Idle),
+            ('D', Some(56), "", "", 500, Idle),
+            // Locks of the start itself, and those of the counters that the child inherits.
+            ('D', Some(56), "cgroup_css_set_fork;cgroup_can_fork;copy_process;kernel_clone", "", 500, Other),
+            (
+                'D',
+                Some(56),
+                "perf_trace_init;perf_tp_event_init;perf_init_event;copy_process;kernel_clone",
+                "",
+                500,
+                Other,
+            ),
+            ('D', Some(231), "perf_trace_destroy;_free_event;perf_event_exit_task;do_exit", "", 500, Other),
+            // A program is read from storage when it starts.
+            ('D', Some(59), "io_schedule;folio_wait_bit_common;filemap_read;bprm_execve", "", 500, Storage),
+            ('D', Some(59), "nfs_wait_bit_killable;nfs_file_read;kernel_read;bprm_execve", "", 500, Storage),
             ('T', Some(35), "", "", 0, Stopped),
         ] {
             assert_eq!(

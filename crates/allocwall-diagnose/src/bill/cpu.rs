@@ -10,7 +10,7 @@ use allocwall_model::recording::{ModuleRole, ProbeName, Recording, Runtime};
 use allocwall_model::stats;
 use allocwall_model::units::{Absence, Interval, Measured, Reason};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// CPU time that the kernel charged to the target, in seconds. Times of threads are exact, but miss threads that
 /// started and ended between two readings. Times of processes are complete, but have the resolution of clock ticks.
@@ -26,7 +26,8 @@ pub fn charged_s(recording: &Recording) -> f64 {
 
 /// By the kernel's accounts alone. None if none of them was read.
 fn accounted_s(recording: &Recording) -> Option<f64> {
-    let threads = recording.threads.iter().map(|t| t.cpu_ns as f64).sum::<f64>();
+    // Not sum(): that of nothing is -0.
+    let threads = recording.threads.iter().fold(0.0, |sum, t| sum + t.cpu_ns as f64);
     match user_and_system(recording) {
         Ok((user, system)) => Some(threads.max(user + system) / 1e9),
         Err(_) if recording.threads.is_empty() => None,
@@ -389,18 +390,40 @@ fn notes(class: CostClass, recording: &Recording, sampled: &Sampled) -> Vec<Stri
     notes
 }
 
-/// Part of the samples in map calls that the process-wide allocator made, by the frames nearest to the call.
+/// A process that runs for a smaller part of the window lives for a moment. Our choice.
+const MOMENT: f64 = 0.01;
+
+/// Processes that live for a moment. They map and touch their memory once, at their start: no setting of malloc and no other
+/// allocator saves that. Empty if the times of the threads are unknown.
+fn short_lived(recording: &Recording) -> BTreeSet<i32> {
+    let moment = (MOMENT * recording.meta.window_ns as f64) as u64;
+    let seen = recording.threads.iter().filter(|thread| thread.seen_ns >= moment);
+    let lasting: BTreeSet<i32> = seen.map(|thread| thread.pid).collect();
+    let mut spans: BTreeMap<i32, (u64, u64)> = BTreeMap::new();
+    for sample in &recording.samples {
+        let (from, to) = spans.entry(sample.pid).or_insert((sample.t_ns, sample.t_ns));
+        (*from, *to) = ((*from).min(sample.t_ns), (*to).max(sample.t_ns));
+    }
+    // Readings of the threads are too far apart to see each process.
+    let is_short = |pid: &i32, (from, to): (u64, u64)| !lasting.contains(pid) && to - from < moment;
+    let known = !lasting.is_empty();
+    spans.into_iter().filter(|(pid, span)| known && is_short(pid, *span)).map(|(pid, _)| pid).collect()
+}
+
+/// Part of the samples in map calls that the process-wide allocator made, by the frames nearest to the call: in processes that
+/// live for more than a moment.
 pub fn map_calls_by_malloc(recording: &Recording) -> Measured<Interval> {
     const FEWEST: u64 = 20;
     let classifier = Classifier::new(recording);
     let classes = classifier.cpu(&recording.samples);
+    let short_lived = short_lived(recording);
     let (mut calls, mut by_malloc) = (0u64, 0u64);
     for (sample, class) in recording.samples.iter().zip(classes) {
         if Wall::MapChurn.lines().contains(&class)
             && let Some(malloc) = classifier.called_by_allocator(sample)
         {
             calls += 1;
-            by_malloc += u64::from(malloc);
+            by_malloc += u64::from(malloc && !short_lived.contains(&sample.pid));
         }
     }
     if calls < FEWEST {
@@ -530,6 +553,13 @@ mod tests {
     }
 
     #[test]
+    fn a_target_that_did_not_run_used_no_time_rather_than_less() {
+        let mut s = Sketch::new();
+        s.recording.threads.clear();
+        assert_eq!(format!("{:.0}", charged_s(&s.recording)), "0");
+    }
+
+    #[test]
     fn an_account_must_cover_nearly_all_samples() {
         let mut s = python();
         assert!(!is_read(&s), "no account");
@@ -542,6 +572,31 @@ mod tests {
         s.recording.accounts[0] = account(PID, 15_000 * MS);
         s.recording.accounts[0].stopped_ns = Err(Absence::new(Reason::TooLittle, "test"));
         assert!(!is_read(&s), "the flag was not sampled");
+    }
+
+    #[test]
+    fn map_calls_of_a_loader_or_at_the_start_of_a_process_are_not_malloc_s_to_save() {
+        const MAP: &str = "do_mmap;vm_mmap_pgoff;do_syscall_64";
+        const MALLOC: &str = "libc!mmap;libc+9800;app!work";
+        // A lasting process, and 30 children that live this long and have three samples each.
+        let part = |stack: &str, child_ms: u64, threads_are_known: bool| {
+            let mut s = Sketch::new();
+            s.module("ld.so", ModuleRole::Loader);
+            if threads_are_known {
+                s.thread(PID, "service", 100);
+            }
+            s.samples(30, PID, MAP, MALLOC);
+            s.samples(90, PID, MAP, stack);
+            for (nth, sample) in (0u64..).zip(&mut s.recording.samples[30..]) {
+                sample.pid = PID + 1 + (nth / 3) as i32;
+                sample.t_ns = (nth / 3 * 400 + nth % 3 * child_ms / 2) * MS;
+            }
+            map_calls_by_malloc(&s.recording).expect("enough samples").point
+        };
+        assert_eq!(part("ld.so!_dl_map_segments;ld.so!dl_main", 1_000, true), 0.25);
+        assert_eq!((part(MALLOC, 2, true), part(MALLOC, 1_000, true)), (0.25, 1.0));
+        // Nothing shows how long they live.
+        assert_eq!(part(MALLOC, 2, false), 1.0);
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Whose memory the page faults of the bill are about: by the CPU samples in them, or else by their number.
+//! Whose memory the page faults of the bill are about: by the CPU samples in them, or by their number, where that is known of more
+//! of them.
 
 use super::{block_of, blocks};
 use allocwall_model::catalogue::cost::CostClass;
@@ -54,7 +55,7 @@ impl Basis {
                 "CPU samples: kernel stack in a page fault, and the address that its registers give"
             }
             Basis::Number { .. } => {
-                "number of faults, not their CPU time: the kernel's event of minor faults in user mode, in slices of the window; copies after a fork are among the first touches"
+                "number of faults, not their CPU time: the kernel's event of minor faults (without root, those in user mode), in slices of the window; copies after a fork are among the first touches"
             }
         }
     }
@@ -75,8 +76,30 @@ const OF_FAULTS: [(Wall, &[CostClass]); 3] = [
 
 /// `classes` are the classes of the samples, in the same order. Empty if no owner is known.
 pub fn of(recording: &Recording, classes: &[CostClass]) -> Vec<Faulted> {
-    let sampled = by_samples(recording, classes);
-    if sampled.is_empty() { by_number(&recording.fault_slices) } else { sampled }
+    let (sampled, counted) = (by_samples(recording, classes), by_number(&recording.fault_slices));
+    if sampled.is_empty() {
+        return counted;
+    }
+    let copies = classes.iter().filter(|class| **class == CostClass::CopyOnWrite).count() as u64;
+    let of_wall = |(wall, _): (Wall, &[CostClass])| {
+        let find = |all: &[Faulted]| all.iter().find(|one| one.wall == wall).cloned();
+        let sampled = find(&sampled);
+        find(&counted).filter(|counted| knows_more(counted, sampled.as_ref(), copies)).or(sampled)
+    };
+    OF_FAULTS.into_iter().filter_map(of_wall).collect()
+}
+
+/// Whether the number of faults shows the owners of more of them than the CPU samples do: late look-ups miss memory that lives
+/// short. By number, faults on files have no other owner, so this concerns first touches alone, and only if few faults copy
+/// pages: such `copies` are among them.
+fn knows_more(counted: &Faulted, sampled: Option<&Faulted>, copies: u64) -> bool {
+    /// At most one copy for so many first touches.
+    const FEW: u64 = 20;
+    let (samples, known) = sampled.map_or((0, 0.0), |sampled| (sampled.samples, sampled.known));
+    counted.wall == Wall::FirstTouch
+        && counted.samples >= MIN_SAMPLES
+        && counted.known > known
+        && copies * FEW <= samples
 }
 
 /// Without kernel stacks, only the owner shows what kind of fault it is. Nothing separates copies after a fork from first
@@ -293,8 +316,50 @@ mod tests {
         assert!(waves.half_width() > 2.0 * heap.half_width(), "{waves:?}");
     }
 
+    /// By CPU samples, the heap has a part of the first touches, and the others have no owner. By number, the arenas have all of
+    /// which the owner is known. Others of the samples are of copies.
+    fn chosen(sampled: (u64, u64), counted: (u64, u32), copies: u64) -> Vec<(Wall, &'static str, Owner)> {
+        let mut s = Sketch::new();
+        let (known, unknown) = sampled;
+        s.samples(known + unknown, PID, "do_anonymous_page;handle_mm_fault;exc_page_fault", "app!work");
+        s.samples(copies, PID, "do_wp_page;handle_mm_fault;exc_page_fault", "app!work");
+        for (at, sample) in s.recording.samples.iter_mut().enumerate() {
+            let unknown = (known..known + unknown).contains(&(at as u64));
+            sample.faulted = Some(if unknown { Owner::Unmapped } else { Owner::Heap });
+        }
+        let (number, unknown) = counted;
+        let owners = [(Owner::Arena, 10, 100), (Owner::File, 10, 100), (Owner::Unmapped, 1, unknown)];
+        s.recording.fault_slices = slices(number, &owners);
+        let mut classes = vec![CostClass::FaultPath; (sampled.0 + sampled.1) as usize];
+        classes.resize(s.recording.samples.len(), CostClass::CopyOnWrite);
+        super::of(&s.recording, &classes)
+            .iter()
+            .map(|one| (one.wall, one.basis.key(), one.owners[0].owner))
+            .collect()
+    }
+
     #[test]
-    fn the_number_counts_only_if_no_sample_has_an_owner() {
+    fn the_source_that_knows_more_owners_counts() {
+        let by_number = [(Wall::FirstTouch, "number", Owner::Arena)];
+        let by_samples = [(Wall::FirstTouch, "cpu_time", Owner::Heap)];
+        // Half of the samples have an owner, and 100 of 110 counted first touches.
+        assert_eq!(chosen((500, 500), (20, 10), 0), by_number);
+        // The near twins: samples that know as much, or more, and too few slices.
+        assert_eq!(chosen((1_000, 100), (20, 10), 0), by_samples);
+        assert_eq!(chosen((990, 10), (20, 10), 0), by_samples);
+        assert_eq!(chosen((500, 500), (5, 10), 0), by_samples);
+    }
+
+    #[test]
+    fn by_number_copies_count_as_first_touches() {
+        let fork = (Wall::Fork, "cpu_time", Owner::Heap);
+        let of = |copies| chosen((500, 500), (20, 10), copies);
+        assert_eq!(of(50), [(Wall::FirstTouch, "number", Owner::Arena), fork]);
+        assert_eq!(of(51), [(Wall::FirstTouch, "cpu_time", Owner::Heap), fork]);
+    }
+
+    #[test]
+    fn the_number_counts_alone_if_no_sample_has_an_owner() {
         let basis = |owner: Option<Owner>| {
             let mut s = Sketch::new();
             s.samples(100, PID, "do_anonymous_page;handle_mm_fault;exc_page_fault", "app!work");

@@ -311,7 +311,7 @@ fn method(class: WaitClass, recording: &Recording) -> String {
             "samples of sleeping threads: in a futex whose address lies in the interpreter's lock, or below the function that takes it"
         }
         WaitClass::Idle => {
-            "samples of sleeping threads: in poll, accept, read, sleep or on a condition variable, or on a futex of unknown purpose in a thread that uses under 5 % CPU"
+            "samples of sleeping threads: in poll, accept, read or sleep, for a child process, on a condition variable, or on a futex of unknown purpose in a thread that uses under 5 % CPU"
         }
         WaitClass::Other => "samples of sleeping threads: none of the above; and waits without a sample",
     };

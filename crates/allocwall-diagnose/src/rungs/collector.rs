@@ -20,7 +20,7 @@ pub fn rung(ctx: &Context) -> Vec<Judged> {
         }
         Some(Ok(Runtime::Go { .. })) => ShellLine::from("GODEBUG=gctrace=1 CMD").with_gap(),
         Some(Ok(Runtime::Node { .. })) => ShellLine::from("node --trace-gc …").with_gap(),
-        _ => ShellLine::from(format!("top -H -p {}", ctx.pid())),
+        _ => ctx.show(|pid| format!("top -H -p {pid}"), "CMD & top -H -p $!"),
     };
     let judged = cpu_case(ctx, Wall::GarbageCollector, "goes to the garbage collector", show.clone());
     let fired = judged.is(Status::Wall) || judged.is(Status::Contributor);

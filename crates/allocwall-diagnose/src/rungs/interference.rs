@@ -46,7 +46,9 @@ fn throttling(ctx: &Context) -> Judged {
     };
     let show = match &ctx.recording.cgroup {
         Some(path) => ShellLine::from(format!("cat {root}{}/cpu.stat", path.trim_end_matches('/'))),
-        None => ShellLine::from(format!("cat /proc/{}/cgroup", ctx.pid())).remark("its cpu.stat"),
+        None => ctx
+            .show(|pid| format!("cat /proc/{pid}/cgroup"), "CMD & cat /proc/$!/cgroup")
+            .remark("its cpu.stat"),
     };
     let last = ctx.last_tick().and_then(|t| t.cgroup);
     let Some(last) = last else {
@@ -186,20 +188,12 @@ pub fn named(n: &Neighbour) -> String {
     }
 }
 
-/// CPU time of all other processes. A recording keeps only some of them, so this is at least what the machine was busy
-/// without the target.
-pub fn others_cpu_ns(ctx: &Context) -> f64 {
-    let kept: f64 = ctx.recording.neighbours.iter().map(|n| n.cpu_ns as f64).sum();
-    let busy = ctx.host_increase(|h| h.busy_ns).map_or(0.0, |ns| ns as f64 - ctx.bill.cpu_s * 1e9);
-    busy.max(kept)
-}
-
 /// What used the CPUs: other processes by name, or the target's own threads. `noticed`: something did.
 fn competitors(ctx: &Context, noticed: bool) -> Option<String> {
     let cpus = f64::from(ctx.recording.host.online_cpus.max(1));
     let mut others: Vec<_> = ctx.recording.neighbours.iter().collect();
     others.sort_by_key(|n| std::cmp::Reverse(n.cpu_ns));
-    let total = others_cpu_ns(ctx) / 1e9;
+    let total = ctx.others_cpu_ns().unwrap_or(0.0) / 1e9;
     others.truncate(2);
     others.retain(|n| n.cpu_ns as f64 / 1e9 / ctx.window_s > 0.01);
     let largest: f64 = others.iter().map(|n| n.cpu_ns as f64 / 1e9).sum();

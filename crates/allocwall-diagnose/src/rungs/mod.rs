@@ -12,7 +12,7 @@ mod tlb;
 mod waiting;
 
 pub use allocator::{UNCOUNTED, rate_of_calls};
-pub use interference::{named, others_cpu_ns};
+pub use interference::named;
 
 use super::context::Context;
 use super::judge::Judged;

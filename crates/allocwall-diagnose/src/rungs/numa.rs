@@ -39,7 +39,7 @@ const MOST_LINES: usize = 4;
 
 /// With a PMU: the number of remote loads, at this machine's price. Without: by the placement of the pages.
 pub fn numa(ctx: &Context) -> Vec<Judged> {
-    let show = ShellLine::from(format!("numastat -p {}", ctx.pid()));
+    let show = ctx.show(|pid| format!("numastat -p {pid}"), "CMD & numastat -p $!");
     let placement = &ctx.recording.placement;
     if placement.is_err() && ctx.recording.host.numa_nodes <= 1 {
         return vec![Judged::ruled_out(WALL, Whole::Resident, "one node", show)];

@@ -326,7 +326,7 @@ mod tests {
     use crate::{Finding, Prescription, Status};
     use allocwall_model::catalogue::cost::CostClass;
     use allocwall_model::catalogue::walls::Wall;
-    use allocwall_model::recording::{HeapView, Smaps};
+    use allocwall_model::recording::{Ended, HeapView, Smaps};
     use allocwall_model::resident::ResidentOwner::{Arena, File, Heap, Private, PythonArena};
     use allocwall_model::resident::{ResidentBill, ResidentOwner, Row, TargetMemory};
     use allocwall_model::units::{Absence, Interval, Reason};
@@ -542,7 +542,10 @@ mod tests {
             assert_eq!(returns(&subject, key), Ok(Some(mib)), "{key}");
         }
         let basis = offer(&subject, walls, "malloc-trim").expect("offered").basis;
-        assert!(basis.ends_with("; returns at most 500 MiB (whole free pages in the heaps)"), "{basis}");
+        let returned = "; returns at least 500 MiB, at most 500 MiB (whole free pages in the heaps)";
+        assert!(basis.ends_with(returned), "{basis}");
+        let basis = offer(&subject, walls, "jemalloc").expect("offered").basis;
+        assert!(basis.ends_with("; returns at most 830 MiB (free memory in all heaps of malloc)"), "{basis}");
         let mut nothing = trimmable(500, 0);
         assert_eq!(returns(&nothing, "glibc-trim-sooner"), Err(Unfit::NothingToReturn));
         // Another process may have some, and without a bill nothing is known.
@@ -560,6 +563,35 @@ mod tests {
             remedies.into_iter().find(|offer| keys.contains(&offer.remedy.as_str())).expect("both").remedy
         };
         assert_eq!([first(100), first(10)], ["glibc-trim-sooner", "glibc-arenas-few"]);
+    }
+
+    #[test]
+    fn what_surely_returns_is_tried_before_what_may_return_as_much() {
+        let first = |whole_pages: u64| {
+            let mut keys = trimmable(whole_pages, 0).verdict().remedies.into_iter().map(|offer| offer.remedy);
+            [keys.next(), keys.next()].map(|key| key.expect("several"))
+        };
+        assert_eq!(first(500), ["malloc-trim", "jemalloc"]);
+        // Another allocator may return 830 MiB.
+        assert_eq!(first(100), ["jemalloc", "recycle-workers"]);
+    }
+
+    #[test]
+    fn the_next_step_after_retention_is_an_exact_reading() {
+        let steps = |free: u64, change: fn(&mut Subject)| -> Vec<String> {
+            let mut subject = one(&[(Heap, 1000, Some(free))]);
+            change(&mut subject);
+            subject.verdict().next.into_iter().map(|line| line.command).collect()
+        };
+        let exact = "allocwall memory -p 100 --exact";
+        assert_eq!(steps(800, |_| ())[0], exact);
+        // It is no wall, or the process has ended.
+        let none = |steps: Vec<String>| {
+            assert!(!steps.iter().any(|step| step.contains("-p 100 --exact")), "{steps:?}")
+        };
+        none(steps(400, |_| ()));
+        none(steps(800, |subject| subject.process().ended = true));
+        none(steps(800, |subject| subject.recording.meta.ended = Ended::TargetExited { status: None }));
     }
 
     #[test]

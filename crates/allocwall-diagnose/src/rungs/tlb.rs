@@ -2,6 +2,7 @@
 
 use super::cases::share_case;
 use crate::context::{Context, bytes, count, percent};
+use crate::hardware::walk_event;
 use crate::judge::Judged;
 use crate::{ShellLine, Status, Whole};
 use allocwall_model::catalogue::thresholds::{self, TLB_REACH_BYTES};
@@ -23,12 +24,13 @@ pub fn tlb(ctx: &Context) -> Vec<Judged> {
     vec![judged.evidence_if(misses(ctx))]
 }
 
-/// The processor counts the cycles in which a page walk for a load was active. If it may leave out some walks, the count
-/// is a lower bound, which rules nothing out.
+/// The processor counts the cycles in which a page walk for a load was active. If it leaves out some walks, the count is a
+/// lower bound, which rules nothing out.
 fn by_walks(ctx: &Context, show: &ShellLine) -> Option<Judged> {
-    const AT_LEAST: &str = "lower bound: the count may leave out walks of the hypervisor's tables";
+    const AT_LEAST: &str =
+        "lower bound: on this processor the count leaves out walks of the hypervisor's tables";
     let judged = share_case(ctx, WALL, ctx.page_walks()?, "goes to page walks after TLB misses", show);
-    if !ctx.walks_may_be_partial() {
+    if !ctx.walks_are_partial() {
         return Some(judged);
     }
     let fired = judged.is(Status::Wall) || judged.is(Status::Contributor);
@@ -63,11 +65,11 @@ fn not_counted(ctx: &Context) -> Absence {
     let absence = match &ctx.recording.hardware {
         Err(absence) => absence.clone(),
         Ok(counts) => {
-            let walks = counts.of(HardwareEvent::DtlbWalkActive);
+            let walks = counts.of(walk_event(counts));
             let reason = walks.and_then(|_| counts.of(HardwareEvent::DtlbLoadMisses)).err();
             reason.unwrap_or_else(|| {
-                if ctx.walks_may_be_partial() {
-                    let why = "the count of page walks may leave out those of the hypervisor's tables";
+                if ctx.walks_are_partial() {
+                    let why = "on this processor the count of page walks leaves out those of the hypervisor's tables";
                     return Absence::new(Reason::NotSupported, why);
                 }
                 let why = "the hardware events do not show the cost of TLB misses closely enough";

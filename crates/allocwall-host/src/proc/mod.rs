@@ -171,10 +171,6 @@ impl ProcFs {
         self.process(pid, "comm", |bytes| Some(comm(bytes)))
     }
 
-    pub fn thread_comm(&self, pid: i32, tid: i32) -> Measured<String> {
-        self.thread(pid, tid, "comm", |bytes| Some(comm(bytes)))
-    }
-
     /// On-CPU time, run delay and timeslices of one thread, in nanoseconds.
     pub fn thread_schedstat(&self, pid: i32, tid: i32) -> Measured<SchedStat> {
         self.thread(pid, tid, "schedstat", parse::schedstat)

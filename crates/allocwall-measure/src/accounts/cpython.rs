@@ -7,7 +7,8 @@
 //!
 //! Times are nanoseconds since the start of the window.
 
-use super::memory::{self, Live, PAGE};
+use super::memory::{self, Memory, PAGE, word};
+use super::{Read, Reader, read_once};
 use allocwall_host::elf::Table;
 use allocwall_host::maps::{self, Mapping};
 use allocwall_host::proc::ProcFs;
@@ -54,74 +55,6 @@ impl Kept {
     /// False if there is no room for another one.
     fn one_more(&self) -> bool {
         self.0.fetch_add(1, Ordering::Relaxed) < SPANS
-    }
-}
-
-/// The account of one process.
-pub struct Account {
-    pid: i32,
-    state: Measured<Box<Reading<Target>>>,
-}
-
-impl Account {
-    /// Never fails: an account that cannot be read keeps the reason. The process's files are read.
-    pub fn open(proc: &ProcFs, process: &Process, kept: Kept) -> Account {
-        let pid = process.pid;
-        let open = || -> Measured<Box<Reading<Target>>> {
-            let minor = readable(process)?;
-            let live = Live::of(proc, pid);
-            if let Some(absence) = live.failure() {
-                return Err(absence);
-            }
-            let runtime = runtime_of(proc, pid, process.exe.as_deref().unwrap_or_default())?;
-            Ok(Box::new(Reading::new(Target { live, buffer: Vec::new() }, runtime, minor, kept)))
-        };
-        Account { pid, state: open() }
-    }
-
-    /// Reads whether the collector runs now: one small read for each interpreter, at most `FLAGS`.
-    pub fn sample(&mut self, t_ns: u64) {
-        if let Ok(reading) = &mut self.state {
-            reading.sample(t_ns);
-        }
-    }
-
-    /// Reads the counters: at most three reads for each of `INTERPRETERS` interpreters. Until the state of the collector
-    /// is found, it is looked for: at most some ten reads, and one for each page of `SEARCHED` bytes.
-    pub fn tick(&mut self, t_ns: u64) {
-        if let Ok(reading) = &mut self.state {
-            reading.tick(t_ns);
-        }
-    }
-
-    /// When the next sample is due. None if there is nothing to sample.
-    pub fn next_sample_ns(&self) -> Option<u64> {
-        self.state.as_ref().ok()?.next_sample_ns()
-    }
-
-    /// Whether it can never be read.
-    pub fn has_failed(&self) -> bool {
-        self.state.as_ref().map_or(true, |reading| !reading.may_be_found())
-    }
-
-    /// Whether reading has ever paused, as it took too much time.
-    pub fn has_paused(&self) -> bool {
-        self.state.as_ref().is_ok_and(|reading| reading.memory.live.has_paused())
-    }
-
-    /// Where the interpreter lock lies, if it is known.
-    pub fn lock(&self) -> Option<Range<u64>> {
-        let at = self.state.as_ref().ok()?.lock?;
-        Some(at..at + LOCK)
-    }
-
-    /// The figures, and the spans of time in which a collector ran. A span goes from the middle between the last sample
-    /// without the flag and the first one with it, to the middle between the last one with it and the next one.
-    pub fn finish(self) -> (RuntimeAccount, Vec<Collecting>) {
-        match self.state {
-            Ok(reading) => reading.finish(self.pid),
-            Err(absence) => (absent(self.pid, &absence), Vec::new()),
-        }
     }
 }
 
@@ -228,51 +161,6 @@ fn runtime_in(file: File, mapping: &Mapping) -> Measured<Option<u64>> {
             .or_else(|| if elf.facts.has_symtab() { symbol(Table::All) } else { None });
         Ok(own.map(|own| bias.wrapping_add(own)))
     })
-}
-
-// ---- memory ----
-
-/// The memory of a target.
-trait Memory {
-    /// The resident part of these bytes, from the first one on; None if the first one is not resident.
-    fn read(&mut self, at: u64, length: usize) -> Option<&[u8]>;
-
-    /// Why it was not read.
-    fn refused(&self) -> Absence;
-
-    /// False if nothing is read now: reading took too much time.
-    fn may_read(&self) -> bool {
-        true
-    }
-
-    fn word(&mut self, at: u64) -> Option<u64> {
-        word_at(self.read(at, 8)?, 0)
-    }
-}
-
-/// The memory of a living process.
-struct Target {
-    live: Live,
-    buffer: Vec<u8>,
-}
-
-impl Memory for Target {
-    fn read(&mut self, at: u64, length: usize) -> Option<&[u8]> {
-        self.buffer = self.live.prefix(at, length)?;
-        Some(&self.buffer)
-    }
-
-    fn refused(&self) -> Absence {
-        self.live.refused()
-    }
-
-    fn may_read(&self) -> bool {
-        !self.live.is_paused()
-    }
-}
-
-fn word_at(bytes: &[u8], at: u64) -> Option<u64> {
-    memory::word(bytes, usize::try_from(at).ok()?)
 }
 
 /// User memory ends below 2^56 (Documentation/arch/x86/x86_64/5level-paging.rst).
@@ -382,18 +270,19 @@ impl Shape {
     }
 
     /// None if this is no collector's state.
-    fn read<M: Memory>(self, memory: &mut M, at: u64) -> Option<Seen> {
-        let bytes = memory.read(at, self.bytes())?;
-        if word_at(bytes, self.generation0)? != at + GENERATIONS {
+    fn read(self, memory: &mut dyn Memory, at: u64) -> Option<Seen> {
+        let bytes = memory.bytes(at, self.bytes())?;
+        let word = |offset: u64| word(&bytes, offset as usize);
+        if word(self.generation0)? != at + GENERATIONS {
             return None;
         }
         // An int.
-        let collecting = word_at(bytes, self.collecting)? & 0xffff_ffff;
+        let collecting = word(self.collecting)? & 0xffff_ffff;
         let (mut collections, mut thresholds) = ([0; 3], [0; 3]);
         for ((generation, count), threshold) in (0..).zip(&mut collections).zip(&mut thresholds) {
             // An int.
-            *threshold = word_at(bytes, GENERATIONS + generation * GENERATION + THRESHOLD)? as i32;
-            *count = word_at(bytes, self.stats + generation * STATS)?;
+            *threshold = word(GENERATIONS + generation * GENERATION + THRESHOLD)? as i32;
+            *count = word(self.stats + generation * STATS)?;
             if *count > MOST_COLLECTIONS {
                 return None;
             }
@@ -418,18 +307,17 @@ struct Collector {
     id: u64,
 }
 
-fn offsets<M: Memory>(memory: &mut M, runtime: u64, minor: u32) -> Measured<Offsets> {
+fn offsets(memory: &mut dyn Memory, runtime: u64, minor: u32) -> Measured<Offsets> {
     if let Some((_, offsets)) = OFFSETS.iter().find(|(known, _)| *known == minor) {
         return Ok(*offsets);
     }
     let unparsable = |detail: String| Absence::new(Reason::Unparsable, detail);
-    let table = memory.read(runtime, DEBUG_OFFSETS).map(<[u8]>::to_vec);
-    let table = table.ok_or_else(|| memory.refused())?;
+    let table = memory.prefix(runtime, DEBUG_OFFSETS).ok_or_else(|| memory.refused())?;
     if !table.starts_with(COOKIE) {
         return Err(unparsable("the interpreter's state does not begin with its cookie".into()));
     }
-    let word = |at: u64| -> Measured<u64> {
-        word_at(&table, at).ok_or_else(|| unparsable("the interpreter's offsets are cut".into()))
+    let word = |at: usize| -> Measured<u64> {
+        word(&table, at).ok_or_else(|| unparsable("the interpreter's offsets are cut".into()))
     };
     // PY_VERSION_HEX.
     let version = word(8)?;
@@ -444,7 +332,7 @@ fn offsets<M: Memory>(memory: &mut M, runtime: u64, minor: u32) -> Measured<Offs
             "the collector of a free-threaded CPython cannot be read",
         ));
     }
-    let offset = |at: u64| -> Measured<u64> {
+    let offset = |at: usize| -> Measured<u64> {
         let offset = word(at)?;
         if offset > FARTHEST || !offset.is_multiple_of(8) {
             return Err(unparsable(format!(
@@ -465,7 +353,7 @@ fn offsets<M: Memory>(memory: &mut M, runtime: u64, minor: u32) -> Measured<Offs
 
 /// Finds the collector's state by its offset, and checks it. If it is not there, the only place in the state around it
 /// that looks like one is taken.
-fn locate<M: Memory>(memory: &mut M, runtime: u64, minor: u32) -> Measured<Place> {
+fn locate(memory: &mut dyn Memory, runtime: u64, minor: u32) -> Measured<Place> {
     let unparsable = |detail: &str| Absence::new(Reason::Unparsable, detail);
     if !is_pointer(runtime) {
         return Err(unparsable("the address of the interpreter's state is not possible"));
@@ -508,15 +396,15 @@ fn locate<M: Memory>(memory: &mut M, runtime: u64, minor: u32) -> Measured<Place
 }
 
 /// The offsets and shapes of places that point to themselves as a collector's state does, up to two.
-fn search<M: Memory>(memory: &mut M, from: u64, size: u64, shapes: &[Shape]) -> Vec<(u64, Shape)> {
+fn search(memory: &mut dyn Memory, from: u64, size: u64, shapes: &[Shape]) -> Vec<(u64, Shape)> {
     let mut words: Vec<u64> = Vec::new();
     while (words.len() as u64) * 8 < size {
         let at = from + words.len() as u64 * 8;
         // Up to the end of the page. What is not resident is no collector's state.
         let length = (PAGE - at % PAGE) as usize;
-        let (block, _) = memory.read(at, length).unwrap_or_default().as_chunks::<8>();
+        let block = memory.prefix(at, length).unwrap_or_default();
         let end = words.len() + length / 8;
-        words.extend(block.iter().map(|word| u64::from_le_bytes(*word)));
+        words.extend(block.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)));
         words.resize(end, 0);
     }
     let mut found = Vec::new();
@@ -536,7 +424,7 @@ fn search<M: Memory>(memory: &mut M, from: u64, size: u64, shapes: &[Shape]) -> 
 
 impl Place {
     /// The collectors of all interpreters, the newest first, and whether there are more than `INTERPRETERS`.
-    fn collectors<M: Memory>(&self, memory: &mut M) -> (Vec<Collector>, bool) {
+    fn collectors(&self, memory: &mut dyn Memory) -> (Vec<Collector>, bool) {
         let offset = match self.offsets.gc {
             Gc::Runtime(offset) => return (vec![Collector { at: self.runtime + offset, id: 0 }], false),
             Gc::Interpreter(offset) => offset,
@@ -561,26 +449,26 @@ impl Place {
     }
 
     /// The address of the interpreter lock. None if it is not known, or if interpreters may have one each.
-    fn lock<M: Memory>(&self, memory: &mut M, collectors: &[Collector]) -> Option<u64> {
+    fn lock(&self, memory: &mut dyn Memory, collectors: &[Collector]) -> Option<u64> {
         let at = match (self.offsets.lock, self.offsets.gc, collectors) {
             (Lock::Runtime(offset), ..) => self.runtime + offset,
             (Lock::Interpreter(offset), Gc::Interpreter(gc), [only]) => memory.word(only.at - gc + offset)?,
             (Lock::Interpreter(_), ..) => return None,
         };
-        let state = memory.read(at, 24).filter(|_| is_pointer(at))?;
+        let state = memory.bytes(at, 24).filter(|_| is_pointer(at))?;
         // The interval in microseconds, and an int: 0 or 1 once the lock exists.
-        let (interval, locked) = (word_at(state, 0)?, word_at(state, 16)? & 0xffff_ffff);
+        let (interval, locked) = (word(&state, 0)?, word(&state, 16)? & 0xffff_ffff);
         ((1..=LONGEST_INTERVAL).contains(&interval) && locked <= 1).then_some(at)
     }
 }
 
 // ---- reading ----
 
-/// The collectors of a process, read again and again.
-struct Reading<M> {
-    memory: M,
-    runtime: u64,
-    minor: u32,
+/// The account of one process: its collectors, read again and again.
+pub(super) struct Account {
+    pid: i32,
+    /// The address of the runtime's state, and its minor version. None if they cannot be found.
+    runtime: Option<(u64, u32)>,
     place: Measured<Place>,
     /// Ticks until the next attempt to find the place, and the pause after it.
     rest: u32,
@@ -627,13 +515,31 @@ impl Counted {
     }
 }
 
-impl<M: Memory> Reading<M> {
-    fn new(memory: M, runtime: u64, minor: u32, kept: Kept) -> Self {
-        Reading {
-            memory,
+impl Account {
+    /// Never fails: an account that cannot be read keeps the reason. The process's files are read.
+    pub(super) fn open(proc: &ProcFs, process: &Process, memory: &dyn Memory, kept: Kept) -> Account {
+        let find = || -> Measured<(u64, u32)> {
+            let minor = readable(process)?;
+            if let Some(absence) = memory.failure() {
+                return Err(absence);
+            }
+            let exe = process.exe.as_deref().unwrap_or_default();
+            Ok((runtime_of(proc, process.pid, exe)?, minor))
+        };
+        Account::new(process.pid, find(), kept)
+    }
+
+    fn new(pid: i32, runtime: Measured<(u64, u32)>, kept: Kept) -> Account {
+        let (runtime, why) = match runtime {
+            Ok(runtime) => {
+                (Some(runtime), Absence::new(Reason::NotFound, "the interpreter's memory was not read"))
+            }
+            Err(absence) => (None, absence),
+        };
+        Account {
+            pid,
             runtime,
-            minor,
-            place: Err(Absence::new(Reason::NotFound, "the interpreter's memory was not read")),
+            place: Err(why),
             rest: 0,
             pause: 0,
             counted: Vec::new(),
@@ -651,53 +557,19 @@ impl<M: Memory> Reading<M> {
         }
     }
 
-    fn tick(&mut self, t_ns: u64) {
-        // Not found again, it may be elsewhere: the process may have called exec.
-        self.lock = None;
-        if !self.memory.may_read() {
-            return;
-        }
-        if self.place.is_err() {
-            self.look_for_the_place();
-        }
-        let Ok(place) = &self.place else { return };
-        let place = *place;
-        let (collectors, cut) = place.collectors(&mut self.memory);
-        self.lock = place.lock(&mut self.memory, &collectors);
-        let mut seen: Vec<(Collector, Seen)> = Vec::new();
-        for collector in collectors {
-            if let Some(state) = place.shape.read(&mut self.memory, collector.at) {
-                seen.push((collector, state));
-            }
-        }
-        if seen.is_empty() {
-            self.watch(Vec::new());
-            return;
-        }
-        let oldest = seen.iter().min_by_key(|(collector, _)| collector.id);
-        self.thresholds = oldest.map(|(_, state)| state.thresholds);
-        self.cut |= cut;
-        self.interpreters = self.interpreters.max(seen.len());
-        self.count(&seen);
-        let mut oldest: Vec<Collector> = seen.iter().map(|(collector, _)| *collector).collect();
-        oldest.sort_by_key(|collector| collector.id);
-        oldest.truncate(FLAGS);
-        self.watch(oldest);
-        self.saw(t_ns);
-    }
-
     /// An interpreter that has just started is not complete yet, so a state that was not found is looked for again.
     fn may_be_found(&self) -> bool {
         let later = [Reason::NotFound, Reason::TooCostly];
-        self.place.as_ref().map_or_else(|absence| later.contains(&absence.reason), |_| true)
+        let may_be = |absence: &Absence| self.runtime.is_some() && later.contains(&absence.reason);
+        self.place.as_ref().map_or_else(may_be, |_| true)
     }
 
-    fn look_for_the_place(&mut self) {
-        if !self.may_be_found() || self.rest > 0 {
+    fn look_for_the_place(&mut self, memory: &mut dyn Memory) {
+        let Some((runtime, minor)) = self.runtime.filter(|_| self.may_be_found() && self.rest == 0) else {
             self.rest = self.rest.saturating_sub(1);
             return;
-        }
-        self.place = locate(&mut self.memory, self.runtime, self.minor);
+        };
+        self.place = locate(memory, runtime, minor);
         self.pause = (self.pause * 2).clamp(1, LONGEST_REST);
         self.rest = self.pause;
     }
@@ -738,15 +610,81 @@ impl<M: Memory> Reading<M> {
         self.read_ns = Some((first, last.max(t_ns)));
     }
 
-    fn sample(&mut self, t_ns: u64) {
+    fn method(&self) -> String {
+        let mut details = String::new();
+        if self.flag.sampled_ns > 0 {
+            let rate = self.flag.samples as f64 * 1e9 / self.flag.sampled_ns as f64;
+            details += &format!(
+                ", the flag {rate:.0} times a second (less often after a second without a collection)"
+            );
+        }
+        if self.interpreters > FLAGS {
+            details += &format!(", for the {FLAGS} oldest of {} interpreters", self.interpreters);
+        } else if self.interpreters > 1 {
+            details += &format!(", for {} interpreters together", self.interpreters);
+        }
+        if self.cut {
+            details += &format!("; counters of {INTERPRETERS} interpreters only");
+        }
+        if let Some([young, middle, old]) = self.thresholds {
+            details += &format!("; at the end gc.get_threshold() = ({young}, {middle}, {old})");
+        }
+        method_of(&details)
+    }
+}
+
+impl Reader for Account {
+    /// At most three reads for each of `INTERPRETERS` interpreters. Until the state of the collector is found, it is looked
+    /// for: at most some ten reads, and one for each page of `SEARCHED` bytes.
+    fn tick(&mut self, memory: &mut dyn Memory, now: &dyn Fn() -> u64) {
+        let t_ns = now();
+        // Not found again, it may be elsewhere: the process may have called exec.
+        self.lock = None;
+        if memory.is_paused() {
+            return;
+        }
+        if self.place.is_err() {
+            self.look_for_the_place(memory);
+        }
         let Ok(place) = &self.place else { return };
-        if self.next_sample_ns().is_none() {
+        let place = *place;
+        let (collectors, cut) = place.collectors(memory);
+        self.lock = place.lock(memory, &collectors);
+        let mut seen: Vec<(Collector, Seen)> = Vec::new();
+        for collector in collectors {
+            if let Some(state) = place.shape.read(memory, collector.at) {
+                seen.push((collector, state));
+            }
+        }
+        if seen.is_empty() {
+            self.watch(Vec::new());
+            return;
+        }
+        let oldest = seen.iter().min_by_key(|(collector, _)| collector.id);
+        self.thresholds = oldest.map(|(_, state)| state.thresholds);
+        self.cut |= cut;
+        self.interpreters = self.interpreters.max(seen.len());
+        self.count(&seen);
+        let mut oldest: Vec<Collector> = seen.iter().map(|(collector, _)| *collector).collect();
+        oldest.sort_by_key(|collector| collector.id);
+        oldest.truncate(FLAGS);
+        self.watch(oldest);
+        self.saw(t_ns);
+    }
+
+    fn has_failed(&self, _: &dyn Memory) -> bool {
+        !self.may_be_found()
+    }
+
+    /// One small read for each interpreter, at most `FLAGS`.
+    fn sample(&mut self, memory: &mut dyn Memory, t_ns: u64) {
+        let Ok(place) = &self.place else { return };
+        if self.next_sample_ns(memory).is_none() {
             return;
         }
         let shape = place.shape;
         let (mut collecting, mut collections) = (false, 0u64);
         let before = self.watched.len();
-        let memory = &mut self.memory;
         let mut counts: Vec<(Collector, u64)> = Vec::new();
         self.watched.retain(|collector| match shape.read(memory, collector.at) {
             Some(state) => {
@@ -775,24 +713,25 @@ impl<M: Memory> Reading<M> {
         }
     }
 
-    fn next_sample_ns(&self) -> Option<u64> {
-        let may_be = self.place.is_ok() && !self.watched.is_empty() && self.memory.may_read();
+    fn next_sample_ns(&self, memory: &dyn Memory) -> Option<u64> {
+        let may_be = self.place.is_ok() && !self.watched.is_empty() && !memory.is_paused();
         if may_be { self.flag.next_ns() } else { None }
     }
 
-    fn finish(self, pid: i32) -> (RuntimeAccount, Vec<Collecting>) {
+    /// A span goes from the middle between the last sample without the flag and the first one with it, to the middle between
+    /// the last one with it and the next one.
+    fn finish(self: Box<Self>) -> Read {
+        let pid = self.pid;
         let Some((first, last)) = self.read_ns else {
             let never =
                 || Absence::new(Reason::NotFound, "the collector's state was found, but never readable");
-            let refused = (!self.memory.may_read()).then(|| self.memory.refused());
-            let why = refused.or(self.place.err()).unwrap_or_else(never);
-            return (absent(pid, &why), Vec::new());
+            return (absent(pid, &self.place.err().unwrap_or_else(never)), Vec::new());
         };
         let over_ns = last - first;
         let collections = if self.backwards {
             Err(Absence::new(Reason::Unparsable, "a counter of the collector went backwards"))
         } else if over_ns == 0 {
-            Err(Absence::new(Reason::TooLittle, "the collector's counters were read only once"))
+            Err(read_once())
         } else {
             let growth = self.counted.iter().map(Counted::growth);
             Ok(growth.fold(self.ended, u64::saturating_add))
@@ -805,26 +744,8 @@ impl<M: Memory> Reading<M> {
         (account(pid, self.method(), over_ns, stopped_ns, collections), spans)
     }
 
-    fn method(&self) -> String {
-        let mut details = String::new();
-        if self.flag.sampled_ns > 0 {
-            let rate = self.flag.samples as f64 * 1e9 / self.flag.sampled_ns as f64;
-            details += &format!(
-                ", the flag {rate:.0} times a second (less often after a second without a collection)"
-            );
-        }
-        if self.interpreters > FLAGS {
-            details += &format!(", for the {FLAGS} oldest of {} interpreters", self.interpreters);
-        } else if self.interpreters > 1 {
-            details += &format!(", for {} interpreters together", self.interpreters);
-        }
-        if self.cut {
-            details += &format!("; counters of {INTERPRETERS} interpreters only");
-        }
-        if let Some([young, middle, old]) = self.thresholds {
-            details += &format!("; at the end gc.get_threshold() = ({young}, {middle}, {old})");
-        }
-        method_of(&details)
+    fn lock(&self) -> Option<Range<u64>> {
+        self.lock.map(|at| at..at + LOCK)
     }
 }
 
@@ -1004,32 +925,21 @@ pub(crate) fn read_bytes(bytes: &[u8]) {
     use allocwall_host::fuzzing::{piece, word};
     const RUNTIME: u64 = 0x5555_0000_0000;
     const MS: u64 = 1_000_000;
-    struct Made(Vec<u8>);
-    impl Memory for Made {
-        fn read(&mut self, at: u64, length: usize) -> Option<&[u8]> {
-            let rest = self.0.get(usize::try_from(at.checked_sub(RUNTIME)?).ok()?..)?;
-            rest.get(..length.min(rest.len())).filter(|bytes| !bytes.is_empty())
-        }
-
-        fn refused(&self) -> Absence {
-            Absence::new(Reason::NotFound, "no such bytes")
-        }
-    }
     let Some((&minor, mut bytes)) = bytes.split_first() else { return };
-    let memory = Made(piece(&mut bytes).to_vec());
-    let mut reading = Reading::new(memory, RUNTIME, 8 + u32::from(minor % 7), Kept::default());
+    let mut memory = memory::Bytes { at: RUNTIME, bytes: piece(&mut bytes).to_vec() };
+    let mut account = Account::new(7, Ok((RUNTIME, 8 + u32::from(minor % 7))), Kept::default());
     for tick in 0..6 {
         let t_ns = tick * 250 * MS;
-        reading.tick(t_ns);
+        account.tick(&mut memory, &|| t_ns);
         for sample in 1..4 {
             let (at, value) = (word(&mut bytes) as usize, word(&mut bytes));
-            if let Some(changed) = at.checked_add(8).and_then(|end| reading.memory.0.get_mut(at..end)) {
+            if let Some(changed) = at.checked_add(8).and_then(|end| memory.bytes.get_mut(at..end)) {
                 changed.copy_from_slice(&value.to_le_bytes());
             }
-            reading.sample(t_ns + sample * 4 * MS);
+            account.sample(&mut memory, t_ns + sample * 4 * MS);
         }
     }
-    let (account, spans) = reading.finish(7);
+    let (account, spans) = Box::new(account).finish();
     assert!(spans.is_sorted_by(|a, b| a.to_ns <= b.from_ns), "spans overlap");
     if let Ok(Figure { value, .. }) = account.stopped_ns {
         assert!(0.0 <= value.low && value.low <= value.point && value.point <= value.high);
@@ -1052,22 +962,19 @@ mod tests {
     #[derive(Clone, Default)]
     struct Image {
         words: BTreeMap<u64, u64>,
-        bytes: Vec<u8>,
         reads: usize,
         /// Reading takes too long.
         slow: bool,
     }
 
     impl Memory for Image {
-        fn read(&mut self, at: u64, length: usize) -> Option<&[u8]> {
+        fn prefix(&mut self, at: u64, length: usize) -> Option<Vec<u8>> {
             self.reads += 1;
-            self.bytes.clear();
             let addresses = (at..at.checked_add(length as u64)?).step_by(8);
-            for word in addresses.map_while(|at| self.words.get(&at)) {
-                self.bytes.extend(word.to_le_bytes());
-            }
-            self.bytes.truncate(length);
-            if self.bytes.is_empty() { None } else { Some(&self.bytes) }
+            let words = addresses.map_while(|at| self.words.get(&at));
+            let mut bytes: Vec<u8> = words.flat_map(|word| word.to_le_bytes()).collect();
+            bytes.truncate(length);
+            if bytes.is_empty() { None } else { Some(bytes) }
         }
 
         fn refused(&self) -> Absence {
@@ -1075,8 +982,8 @@ mod tests {
             Absence::new(reason, "no such word")
         }
 
-        fn may_read(&self) -> bool {
-            !self.slow
+        fn is_paused(&self) -> bool {
+            self.slow
         }
     }
 
@@ -1181,8 +1088,40 @@ mod tests {
         image
     }
 
-    fn reading(image: Image, minor: u32) -> Reading<Image> {
-        Reading::new(image, RUNTIME, minor, Kept::default())
+    /// An account, and the memory that it reads.
+    struct Reading {
+        account: Account,
+        memory: Image,
+    }
+
+    impl std::ops::Deref for Reading {
+        type Target = Account;
+
+        fn deref(&self) -> &Account {
+            &self.account
+        }
+    }
+
+    impl Reading {
+        fn tick(&mut self, t_ns: u64) {
+            self.account.tick(&mut self.memory, &|| t_ns);
+        }
+
+        fn sample(&mut self, t_ns: u64) {
+            self.account.sample(&mut self.memory, t_ns);
+        }
+
+        fn next_sample_ns(&self) -> Option<u64> {
+            self.account.next_sample_ns(&self.memory)
+        }
+
+        fn finish(self) -> Read {
+            Box::new(self.account).finish()
+        }
+    }
+
+    fn reading(memory: Image, minor: u32) -> Reading {
+        Reading { account: Account::new(7, Ok((RUNTIME, minor)), Kept::default()), memory }
     }
 
     /// The collections of an image that is read twice.
@@ -1192,7 +1131,7 @@ mod tests {
         reading.sample(MS);
         reading.memory.collect(minor);
         reading.tick(250 * MS);
-        reading.finish(7).0.collections
+        reading.finish().0.collections
     }
 
     /// Adds an interpreter lock, and returns its address.
@@ -1247,7 +1186,7 @@ mod tests {
             reading.tick(0);
             reading.memory.collections(minor, 107);
             reading.tick(250 * MS);
-            let (account, spans) = reading.finish(7);
+            let (account, spans) = reading.finish();
             assert_eq!((account.collections, account.over_ns), (Ok(7), 250 * MS), "3.{minor}");
             assert!(spans.is_empty());
             assert_eq!(account.collector_cpu_ns.unwrap_err().reason, Reason::NotApplicable);
@@ -1341,7 +1280,7 @@ mod tests {
             reading.tick(tick * 250 * MS);
         }
         assert!(reading.place.is_ok());
-        assert_eq!(reading.finish(7).0.collections, Ok(0));
+        assert_eq!(reading.finish().0.collections, Ok(0));
     }
 
     #[test]
@@ -1357,7 +1296,7 @@ mod tests {
             // It ends, and what it did still counts.
             reading.memory.set(RUNTIME + 40, MAIN);
             reading.tick(500 * MS);
-            assert_eq!(reading.finish(7).0.collections, expected, "{id}");
+            assert_eq!(reading.finish().0.collections, expected, "{id}");
         }
     }
 
@@ -1369,7 +1308,7 @@ mod tests {
         reading.tick(250 * MS);
         reading.memory.collections(11, 200);
         reading.tick(500 * MS);
-        assert_eq!(reading.finish(7).0.collections.unwrap_err().reason, Reason::Unparsable);
+        assert_eq!(reading.finish().0.collections.unwrap_err().reason, Reason::Unparsable);
     }
 
     #[test]
@@ -1405,7 +1344,7 @@ mod tests {
             reading.memory.collecting(11, collecting);
             reading.sample(n as u64 * 4 * MS);
         }
-        let (account, spans) = reading.finish(7);
+        let (account, spans) = reading.finish();
         let span = |from: u64, to: u64| Collecting { pid: 7, from_ns: from * MS, to_ns: to * MS };
         assert_eq!(spans, [span(2, 10), span(18, 22)]);
         let stopped = account.stopped_ns.unwrap();
@@ -1423,7 +1362,7 @@ mod tests {
             reading.sample(t_ms * MS);
         }
         assert_eq!(reading.flag.sampled_ns, 12 * MS);
-        let (account, spans) = reading.finish(7);
+        let (account, spans) = reading.finish();
         assert_eq!(account.stopped_ns.unwrap_err().reason, Reason::TooLittle);
         assert!(spans.is_empty());
     }
@@ -1461,7 +1400,7 @@ mod tests {
         }
         reading.tick(600 * MS);
         assert!(reading.watched.is_empty());
-        let (account, _) = reading.finish(7);
+        let (account, _) = reading.finish();
         assert_eq!((account.collections, account.over_ns), (Ok(3), 250 * MS));
         assert!(account.stopped_ns.is_err());
     }
@@ -1481,14 +1420,14 @@ mod tests {
         reading.tick(250 * MS);
         reading.sample(251 * MS);
         assert_eq!(reading.memory.reads, reads);
-        let (account, _) = reading.finish(7);
+        let (account, _) = reading.finish();
         assert_eq!((account.collections, account.over_ns), (Ok(12), 12 * MS));
         assert!(account.stopped_ns.is_ok());
         // One that was never read has the reason.
         let mut never = super::tests::reading(Image { slow: true, ..python(11) }, 11);
         never.tick(0);
         assert!(never.may_be_found());
-        assert_eq!(never.finish(7).0.collections.unwrap_err().reason, Reason::TooCostly);
+        assert_eq!(never.finish().0.collections.unwrap_err().detail, "the interpreter's memory was not read");
     }
 
     #[test]
@@ -1508,7 +1447,7 @@ mod tests {
             reading.tick(MS);
             reading.memory.collections(12, 105);
             reading.sample(4 * MS);
-            let (account, _) = reading.finish(7);
+            let (account, _) = reading.finish();
             assert_eq!((account.collections, account.over_ns), expected, "{interpreters}");
         }
     }
@@ -1525,7 +1464,7 @@ mod tests {
             let mut reading = reading(image, minor);
             reading.tick(0);
             reading.tick(250 * MS);
-            let (account, _) = reading.finish(7);
+            let (account, _) = reading.finish();
             assert!(account.method.ends_with("gc.get_threshold() = (2000, 10, 0)"), "{}", account.method);
         }
     }
@@ -1595,12 +1534,14 @@ mod tests {
             ("3.13.1", true, Reason::NotSupported),
         ] {
             process.runtime = Ok(Runtime::Cpython { version: version.into(), free_threaded });
-            let mut account = Account::open(&ProcFs::live(), &process, Kept::default());
-            assert!(account.has_failed());
-            account.sample(0);
-            account.tick(0);
-            assert_eq!(account.next_sample_ns(), None);
-            let (account, spans) = account.finish();
+            let memory = Image::default();
+            let account = Account::open(&ProcFs::live(), &process, &memory, Kept::default());
+            assert!(account.has_failed(&memory));
+            let mut reading = Reading { account, memory };
+            reading.sample(0);
+            reading.tick(0);
+            assert_eq!((reading.next_sample_ns(), reading.memory.reads), (None, 0));
+            let (account, spans) = reading.finish();
             assert_eq!(account.collections.unwrap_err().reason, reason, "{version}");
             assert_eq!((account.over_ns, spans.len()), (0, 0));
         }
@@ -1694,40 +1635,38 @@ counted()
             return println!("skipped: {}", absence.detail);
         }
         // What the interpreter counts is compared while it waits for a line.
-        let by_generation = |account: &mut Account| {
-            let reading = account.state.as_mut().expect("an interpreter");
-            let place = *reading.place.as_ref().expect("a collector");
-            let (collectors, _) = place.collectors(&mut reading.memory);
+        let by_generation = |account: &Account, memory: &mut memory::Live| {
+            let place = *account.place.as_ref().expect("a collector");
+            let (collectors, _) = place.collectors(memory);
             let [only] = collectors[..] else { panic!("{collectors:?}") };
-            place.shape.read(&mut reading.memory, only.at).expect("its state").collections
+            place.shape.read(memory, only.at).expect("its state").collections
         };
         let start = subject.counted();
-        let mut account = Account::open(&proc, &process, Kept::default());
-        if let Ok(reading) = &mut account.state {
-            // A busy machine is no reason to pause here.
-            reading.memory.live.patience = std::time::Duration::from_secs(3600);
-        }
-        account.tick(0);
-        assert_eq!(by_generation(&mut account), start);
+        let mut memory = memory::Live::of(&proc, pid);
+        // A busy machine is no reason to pause here.
+        memory.patience = std::time::Duration::from_secs(3600);
+        let mut account = Account::open(&proc, &process, &memory, Kept::default());
+        account.tick(&mut memory, &|| 0);
+        assert_eq!(by_generation(&account, &mut memory), start);
         subject.go_on();
         let collected = subject.counted();
-        account.tick(MS);
-        assert_eq!(by_generation(&mut account), collected);
+        account.tick(&mut memory, &|| MS);
+        assert_eq!(by_generation(&account, &mut memory), collected);
         assert_eq!([collected[0] - start[0], collected[1] - start[1], collected[2] - start[2]], [7, 3, 2]);
         for t_ms in [2, 5] {
-            account.sample(t_ms * MS);
+            account.sample(&mut memory, t_ms * MS);
         }
         subject.go_on();
         assert_eq!(subject.line(), "collecting");
         for t_ms in [8, 11] {
-            account.sample(t_ms * MS);
+            account.sample(&mut memory, t_ms * MS);
         }
         subject.go_on();
         let end = subject.counted();
-        account.sample(14 * MS);
-        account.tick(15 * MS);
-        assert_eq!(by_generation(&mut account), end);
-        let (account, spans) = account.finish();
+        account.sample(&mut memory, 14 * MS);
+        account.tick(&mut memory, &|| 15 * MS);
+        assert_eq!(by_generation(&account, &mut memory), end);
+        let (account, spans) = Box::new(account).finish();
         let all = |counted: [u64; 3]| counted.iter().sum::<u64>();
         assert_eq!((account.collections, account.over_ns), (Ok(all(end) - all(start)), 15 * MS));
         assert_eq!(all(end) - all(collected), 1);

@@ -5,8 +5,8 @@
 //! the exact place is where the values fit together as the runtime keeps them, so no version's offsets are needed:
 //! runtime/mstats.go, mgcpacer.go and mgc.go. Tested with 1.19 and 1.26.
 
-use super::memory::{Live, Memory, PAGE, Page, code_of, image, word};
-use super::{absent, counter, growth, read_once, within};
+use super::memory::{Memory, PAGE, Page, code_of, image, word};
+use super::{Read, Reader, absent, counter, growth, read_once, within};
 use allocwall_host::elf::Table;
 use allocwall_host::proc::ProcFs;
 use allocwall_model::recording::{Figure, Process, Runtime, RuntimeAccount, version_of};
@@ -29,12 +29,11 @@ const AGAIN: [u32; 2] = [4, 16];
 /// How often a reading is repeated if the runtime changed something meanwhile.
 const ATTEMPTS: usize = 4;
 
-pub struct Account {
+pub(super) struct Account {
     pid: i32,
     proc: ProcFs,
     exe: Measured<String>,
     version: Option<(u32, u32)>,
-    memory: Live,
     state: Measured<Box<State>>,
     ticks: u32,
 }
@@ -46,7 +45,7 @@ struct Searched {
 }
 
 impl Account {
-    pub fn open(proc: &ProcFs, process: &Process) -> Account {
+    pub(super) fn new(proc: &ProcFs, process: &Process) -> Account {
         let pid = process.pid;
         let version = match &process.runtime {
             Ok(Runtime::Go { version }) => version.as_deref().and_then(version_of),
@@ -58,18 +57,34 @@ impl Account {
             proc: proc.clone(),
             exe: process.exe.clone(),
             version,
-            memory: Live::of(proc, pid),
             state: Err(Absence::new(Reason::TooLittle, detail)),
             ticks: 0,
         }
     }
 
-    pub fn tick(&mut self, now: &dyn Fn() -> u64) {
+    fn search(&self, memory: &mut dyn Memory) -> Measured<Searched> {
+        if memory.failure().is_some() || memory.is_paused() {
+            return Err(memory.refused());
+        }
+        let thread = self.proc.living_thread(self.pid);
+        let areas = Areas::of(&self.proc, thread, self.exe.as_ref().map_err(Clone::clone)?)?;
+        let places = search(&areas.all, memory, TIME_TO_SEARCH)?;
+        Ok(Searched { areas, places })
+    }
+
+    /// Unless it is known that it does not.
+    fn counts_cpu(&self) -> bool {
+        self.version.is_none_or(|version| version >= (1, 20))
+    }
+}
+
+impl Reader for Account {
+    fn tick(&mut self, memory: &mut dyn Memory, now: &dyn Fn() -> u64) {
         let counts_cpu = self.counts_cpu();
         // With symbols, `State::tick` searches.
         let done = |state: &State| state.areas.memstats.is_some() || state.is_complete(counts_cpu);
         if self.ticks == 0 || AGAIN.contains(&self.ticks) && !self.state.as_ref().is_ok_and(|s| done(s)) {
-            let searched = self.search();
+            let searched = self.search(memory);
             match (&mut self.state, searched) {
                 (Ok(state), Ok(searched)) => state.adopt(searched.places),
                 (Ok(_), Err(_)) => {}
@@ -78,38 +93,17 @@ impl Account {
         }
         self.ticks = self.ticks.saturating_add(1);
         if let Ok(state) = &mut self.state {
-            state.tick(&mut self.memory, now(), counts_cpu);
+            state.tick(memory, now(), counts_cpu);
         }
     }
 
-    /// Whether it can never be read.
-    pub fn has_failed(&self) -> bool {
-        let tried = self.memory.failure().is_some() || AGAIN.iter().all(|tick| *tick < self.ticks);
+    fn has_failed(&self, memory: &dyn Memory) -> bool {
+        let tried = memory.failure().is_some() || AGAIN.iter().all(|tick| *tick < self.ticks);
         self.state.is_err() && self.ticks > 0 && tried
     }
 
-    /// Whether reading has ever paused, as it took too much time.
-    pub fn has_paused(&self) -> bool {
-        self.memory.has_paused()
-    }
-
-    fn search(&mut self) -> Measured<Searched> {
-        if self.memory.failure().is_some() || self.memory.is_paused() {
-            return Err(self.memory.refused());
-        }
-        let thread = self.proc.living_thread(self.pid);
-        let areas = Areas::of(&self.proc, thread, self.exe.as_ref().map_err(Clone::clone)?)?;
-        let places = search(&areas.all, &mut self.memory);
-        Ok(Searched { areas, places })
-    }
-
-    /// Unless it is known that it does not.
-    fn counts_cpu(&self) -> bool {
-        self.version.is_none_or(|version| version >= (1, 20))
-    }
-
-    pub fn finish(self) -> RuntimeAccount {
-        let counts_cpu = self.counts_cpu();
+    fn finish(self: Box<Self>) -> Read {
+        let (pid, counts_cpu) = (self.pid, self.counts_cpu());
         let by = match &self.state {
             Ok(state) if state.areas.memstats.is_some() => ", by symbols",
             Ok(_) => ", by their values",
@@ -120,20 +114,22 @@ impl Account {
         );
         let figures = match self.state.and_then(|state| state.figures(counts_cpu)) {
             Ok(figures) => figures,
-            Err(absence) => return absent(self.pid, &method, &absence),
+            Err(absence) => return (absent(pid, &method, &absence), Vec::new()),
         };
         if let Some(settings) = figures.settings {
             method.push_str(&format!("; at the end {settings}"));
         }
-        RuntimeAccount {
-            pid: self.pid,
+        let Figures { over_ns, stopped_ns, collections, collector_cpu_ns, allocated_bytes, .. } = figures;
+        let account = RuntimeAccount {
+            pid,
             method,
-            over_ns: figures.over_ns,
-            stopped_ns: figures.stopped_ns,
-            collections: figures.collections,
-            collector_cpu_ns: figures.collector_cpu_ns,
-            allocated_bytes: figures.allocated_bytes,
-        }
+            over_ns,
+            stopped_ns,
+            collections,
+            collector_cpu_ns,
+            allocated_bytes,
+        };
+        (account, Vec::new())
     }
 }
 
@@ -201,13 +197,22 @@ struct Places {
 }
 
 /// All places at which the values of memory fit together.
-fn search(areas: &[Area], memory: &mut dyn Memory) -> Places {
+///
+/// # Errors
+/// Not all areas were searched within `time`. What was found until then may be a copy: a program's own statistics have the same
+/// form, and only in all of them are two places seen.
+fn search(areas: &[Area], memory: &mut dyn Memory, time: Duration) -> Measured<Places> {
     let started = Instant::now();
     let (mut pauses, mut totals, mut cpu) = (Vec::new(), Vec::new(), Vec::new());
     for area in areas {
         let end = area.start.saturating_add(area.length);
         let mut at = area.start.checked_next_multiple_of(8).unwrap_or(end);
-        while at < end && started.elapsed() < TIME_TO_SEARCH {
+        while at < end {
+            if started.elapsed() >= time {
+                let detail =
+                    format!("the variables of Go's runtime were not found within {} ms", time.as_millis());
+                return Err(Absence::new(Reason::TooCostly, detail));
+            }
             let length = (end - at).min((BLOCK + BEHIND) as u64) as usize;
             if let Some(bytes) = block(memory, at, length) {
                 for offset in (0..length.min(BLOCK)).step_by(8) {
@@ -232,7 +237,7 @@ fn search(areas: &[Area], memory: &mut dyn Memory) -> Places {
     let pauses = if let [place] = pauses[..] { Some(place) } else { None };
     let (totals, settings) =
         if let [(totals, start)] = totals[..] { (Some(totals), Some(start)) } else { (None, None) };
-    Places { pauses, totals, settings, cpu }
+    Ok(Places { pauses, totals, settings, cpu })
 }
 
 /// The bytes of a part of the sections. Pages that are not resident are zero. None if all are, or if one could not be read.
@@ -480,8 +485,10 @@ impl State {
         }
         // The variables themselves are small: they can be searched each time.
         if self.areas.memstats.is_some() && !self.is_complete(counts_cpu) {
-            let found = search(&self.areas.all, memory);
-            self.adopt(found);
+            // A search that was too slow is made again at the next tick.
+            if let Ok(found) = search(&self.areas.all, memory, TIME_TO_SEARCH) {
+                self.adopt(found);
+            }
         }
         let Some(mut reading) = self.read(memory) else { return };
         let Some((_, last)) = &self.last else {
@@ -628,7 +635,7 @@ pub(crate) fn read_bytes(mut bytes: &[u8]) {
     const S: u64 = 1_000_000_000;
     let mut memory = super::memory::Bytes { at: START, bytes: piece(&mut bytes).to_vec() };
     let all = vec![Area { start: START, length: memory.bytes.len() as u64 }];
-    let places = search(&all, &mut memory);
+    let Ok(places) = search(&all, &mut memory, TIME_TO_SEARCH) else { return };
     let mut state = State::new(Searched { areas: Areas { all, memstats: None }, places });
     state.tick(&mut memory, S, true);
     while !bytes.is_empty() {
@@ -646,24 +653,12 @@ pub(crate) fn read_bytes(mut bytes: &[u8]) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::memory::{Bytes, Live};
     use super::*;
     use allocwall_sketches::recording::empty;
 
     const S: u64 = 1_000_000_000;
     const NOW: u64 = 1_700_000_000 * S;
-
-    /// The variables of a program, from one address on.
-    struct Image {
-        at: u64,
-        bytes: Vec<u8>,
-    }
-
-    impl Memory for Image {
-        fn bytes(&mut self, address: u64, length: usize) -> Option<Vec<u8>> {
-            let from = usize::try_from(address.checked_sub(self.at)?).ok()?;
-            Some(self.bytes.get(from..from.checked_add(length)?)?.to_vec())
-        }
-    }
 
     const BASE: u64 = 0x55_0000;
     /// gcController, memstats, work and the copy of cpuStats in an image; and of the counters in them.
@@ -683,7 +678,7 @@ mod tests {
     }
 
     /// A program after some collections of 1 ms each, with GOGC=100. Other words are the kind that is near.
-    fn image(collections: u64, allocated: u64) -> Image {
+    fn image(collections: u64, allocated: u64) -> Bytes {
         let mut bytes = vec![0; SIZE];
         put(&mut bytes, CONTROLLER, &[100, i64::MAX as u64, 4 << 20, 77, 1 << 62, 12345]);
         let in_use = 40 << 20;
@@ -703,7 +698,7 @@ mod tests {
             put_cpu(&mut bytes, CPU_AT, collections);
         }
         put(&mut bytes, PAUSES_AT + PAUSES + 0x100, &[1]);
-        Image { at: BASE, bytes }
+        Bytes { at: BASE, bytes }
     }
 
     fn put_cpu(bytes: &mut [u8], at: usize, collections: u64) {
@@ -717,6 +712,10 @@ mod tests {
         vec![Area { start: BASE, length: SIZE as u64 }]
     }
 
+    fn places_in(areas: &[Area], memory: &mut dyn Memory) -> Places {
+        search(areas, memory, 100 * TIME_TO_SEARCH).expect("there is enough time")
+    }
+
     fn places(cpu: &[usize]) -> Places {
         let at = |offset: usize| BASE + offset as u64;
         Places {
@@ -728,7 +727,7 @@ mod tests {
     }
 
     /// With symbols of the variables, or without any.
-    fn state(image: &mut Image, symbols: bool) -> State {
+    fn state(image: &mut Bytes, symbols: bool) -> State {
         let area = |offset: usize, length: u64| Area { start: BASE + offset as u64, length };
         let memstats = area(MEMSTATS, 0x2800);
         let areas = if symbols {
@@ -737,7 +736,7 @@ mod tests {
         } else {
             Areas { all: whole(), memstats: None }
         };
-        let places = search(&areas.all, image);
+        let places = places_in(&areas.all, image);
         State::new(Searched { areas, places })
     }
 
@@ -745,15 +744,15 @@ mod tests {
     fn variables_are_found_by_their_values() {
         for collections in [1, 2, 255, 256, 257, 1000] {
             let mut image = image(collections, 1 << 30);
-            assert_eq!(search(&whole(), &mut image), places(&[CPU_AT]), "{collections}");
+            assert_eq!(places_in(&whole(), &mut image), places(&[CPU_AT]), "{collections}");
             let expected = Pauses { total_ns: collections * 1_000_000, collections };
             assert_eq!(read_pauses(&image.bytes[PAUSES_AT..]), Some(expected));
         }
-        let none = search(&whole(), &mut image(0, 1 << 30));
+        let none = places_in(&whole(), &mut image(0, 1 << 30));
         assert_eq!(none, Places { pauses: None, ..places(&[]) });
-        let nothing = search(&whole(), &mut Image { at: BASE, bytes: vec![0; SIZE] });
+        let nothing = places_in(&whole(), &mut Bytes { at: BASE, bytes: vec![0; SIZE] });
         assert_eq!(nothing, Places::default());
-        assert_eq!(search(&whole(), &mut Image { at: 0, bytes: vec![] }), Places::default());
+        assert_eq!(places_in(&whole(), &mut Bytes { at: 0, bytes: vec![] }), Places::default());
     }
 
     #[test]
@@ -762,14 +761,14 @@ mod tests {
             let mut image = image(3, 1 << 30);
             let minimum = (4u64 << 20).wrapping_mul(i64::from(percent) as u64) / 100;
             put(&mut image.bytes, CONTROLLER, &[u64::from(percent as u32), 1 << 40, minimum]);
-            let found = search(&whole(), &mut image);
+            let found = places_in(&whole(), &mut image);
             assert!(found.totals.is_some(), "{percent}");
             let settings = read_settings(&image.bytes[CONTROLLER..]).unwrap();
             assert_eq!((settings.percent, settings.limit), (percent, 1 << 40));
             let shown = if percent == -1 { "off".to_string() } else { percent.to_string() };
             assert_eq!(settings.to_string(), format!("GOGC={shown} GOMEMLIMIT=1099511627776"));
             put(&mut image.bytes, CONTROLLER + 16, &[minimum + 1]);
-            assert!(search(&whole(), &mut image).totals.is_none(), "{percent}");
+            assert!(places_in(&whole(), &mut image).totals.is_none(), "{percent}");
         }
     }
 
@@ -779,8 +778,17 @@ mod tests {
         let pauses = image.bytes[PAUSES_AT..PAUSES_AT + PAUSES].to_vec();
         image.bytes.extend(pauses);
         let areas = [Area { start: BASE, length: image.bytes.len() as u64 }];
-        let found = search(&areas, &mut image);
+        let found = places_in(&areas, &mut image);
         assert_eq!((found.pauses, found.totals.is_some()), (None, true));
+    }
+
+    #[test]
+    fn a_search_that_takes_too_long_finds_nothing() {
+        let mut image = image(3, 1 << 30);
+        let late = search(&whole(), &mut image, Duration::ZERO).unwrap_err();
+        assert_eq!(late.reason, Reason::TooCostly);
+        // The near twin: there is nothing to search.
+        assert_eq!(search(&[], &mut image, Duration::ZERO), Ok(Places::default()));
     }
 
     #[test]
@@ -792,7 +800,7 @@ mod tests {
             state.tick(&mut image(5, (1 << 30) + 100), 2 * S, true);
             state.tick(&mut image(13, (1 << 30) + 700), 11 * S, true);
             // The process ended.
-            state.tick(&mut Image { at: 0, bytes: vec![] }, 12 * S, true);
+            state.tick(&mut Bytes { at: 0, bytes: vec![] }, 12 * S, true);
             let figures = state.figures(true).unwrap();
             assert_eq!((figures.over_ns, figures.collections), (10 * S, Ok(10)));
             assert_eq!(figures.stopped_ns.unwrap().value, Interval::exact(1e7));
@@ -825,7 +833,7 @@ mod tests {
         stripped.tick(&mut idle, 2 * S, true);
         assert!(!stripped.is_complete(true) && !stripped.is_complete(false));
         let mut later = image(2, (1 << 30) + 8);
-        stripped.adopt(search(&whole(), &mut later));
+        stripped.adopt(places_in(&whole(), &mut later));
         assert!(stripped.is_complete(true));
         stripped.tick(&mut later, 3 * S, true);
         stripped.tick(&mut image(3, (1 << 30) + 9), 5 * S, true);
@@ -977,7 +985,7 @@ mod tests {
         let good = image(3, 1 << 30);
         let mut state = state(&mut image(3, 1 << 30), false);
         for at in (0..SIZE).step_by(3) {
-            let mut damaged = Image { at: BASE, bytes: good.bytes.clone() };
+            let mut damaged = Bytes { at: BASE, bytes: good.bytes.clone() };
             damaged.bytes[at] ^= 0xff;
             state.wrong = None;
             state.tick(&mut damaged, S + at as u64, true);
@@ -990,7 +998,7 @@ mod tests {
         /// The second of four pages exists.
         struct Sparse(Vec<u64>);
         impl Memory for Sparse {
-            fn bytes(&mut self, address: u64, length: usize) -> Option<Vec<u8>> {
+            fn prefix(&mut self, address: u64, length: usize) -> Option<Vec<u8>> {
                 self.0.extend([address, length as u64]);
                 Some(vec![7; length])
             }
@@ -1011,10 +1019,10 @@ mod tests {
 
     #[test]
     fn what_is_in_swap_is_not_taken_for_zero() {
-        struct Swapped(Image);
+        struct Swapped(Bytes);
         impl Memory for Swapped {
-            fn bytes(&mut self, address: u64, length: usize) -> Option<Vec<u8>> {
-                self.0.bytes(address, length)
+            fn prefix(&mut self, address: u64, length: usize) -> Option<Vec<u8>> {
+                self.0.prefix(address, length)
             }
 
             fn pages(&mut self, start: u64, count: usize) -> Vec<Page> {
@@ -1028,16 +1036,18 @@ mod tests {
         assert_eq!(settled(&mut swapped, BASE + PAUSES_AT as u64, PAUSES, read_pauses), None);
         assert_eq!(settled(&mut swapped, BASE + TOTALS_AT as u64, TOTALS, read_totals), Some(1 << 30));
         assert_eq!(exact(&mut swapped, BASE, SIZE), None);
-        assert_eq!(search(&whole(), &mut swapped), Places { pauses: None, ..places(&[CPU_AT]) });
+        assert_eq!(places_in(&whole(), &mut swapped), Places { pauses: None, ..places(&[CPU_AT]) });
     }
 
     #[test]
     fn a_copy_of_proc_has_no_memory() {
         let dir = tempfile::tempdir().unwrap();
         let process = Process { pid: 7, ..empty().processes.remove(0) };
-        let mut account = Account::open(&ProcFs::at(dir.path()), &process);
-        account.tick(&|| S);
-        let account = account.finish();
+        let proc = ProcFs::at(dir.path());
+        let (mut memory, mut account) = (Live::of(&proc, 7), Account::new(&proc, &process));
+        account.tick(&mut memory, &|| S);
+        assert!(account.has_failed(&memory));
+        let (account, _) = Box::new(account).finish();
         assert_eq!(account.collections.unwrap_err().reason, Reason::NotApplicable);
         assert_eq!((account.pid, account.over_ns), (7, 0));
     }

@@ -4,14 +4,14 @@
 //! hsperfdata is a header and a list of entries with a name, a type and a value each: `PerfDataPrologue` and
 //! `PerfDataEntry` in HotSpot's runtime/perfMemory.hpp.
 
-use super::memory::{Live, Memory, PAGE, code_of, fill, image, lives, word, word_at};
-use super::{counter, growth, read_once, within};
+use super::memory::{Memory, PAGE, code_of, fill, image, lives, word};
+use super::{Read, Reader, counter, growth, read_once, within};
 use allocwall_host::elf::{Bounded, Elf, Table};
 use allocwall_host::file;
 use allocwall_host::maps::{self, Mapping};
 use allocwall_host::proc::ProcFs;
 use allocwall_host::topology;
-use allocwall_model::recording::{Figure, Process, RuntimeAccount};
+use allocwall_model::recording::{Figure, RuntimeAccount};
 use allocwall_model::units::{Absence, Interval, Measured, Reason};
 use std::collections::HashMap;
 use std::fs::File;
@@ -47,63 +47,29 @@ const MOST_ALLOCATED: u64 = 1 << 56;
 /// counted when a buffer is full. It was 2 % with each of five collectors of JDK 17 and 25.
 const ALLOCATION_ERROR: f64 = 0.03;
 
-pub struct Account {
+pub(super) struct Account {
     pid: i32,
     proc: ProcFs,
-    memory: Live,
     searches_left: u32,
     counters: Measured<Box<Counted>>,
     threads: Measured<Box<Allocating>>,
 }
 
 impl Account {
-    pub fn open(proc: &ProcFs, process: &Process) -> Account {
-        let pid = process.pid;
+    pub(super) fn new(proc: &ProcFs, pid: i32) -> Account {
         let detail = format!("the files of process {pid} were not read before the end of the window");
         let absence = Absence::new(Reason::TooLittle, detail);
         Account {
             pid,
             proc: proc.clone(),
-            memory: Live::of(proc, pid),
             searches_left: SEARCHES,
             counters: Err(absence.clone()),
             threads: Err(absence),
         }
     }
 
-    pub fn tick(&mut self, now: &dyn Fn() -> u64) {
-        if self.counters.is_err() && self.searches_left > 0 {
-            self.searches_left -= 1;
-            self.search(now);
-            return;
-        }
-        let mut started = None;
-        // The file outlives the JVM.
-        if let Ok(counters) = &mut self.counters
-            && (matches!(counters.source, Source::Memory { .. }) || lives(&self.proc, self.pid))
-        {
-            let t_ns = now();
-            counters.tick(&mut self.memory, t_ns);
-            started = counters.started_at(t_ns);
-        }
-        if let Ok(threads) = &mut self.threads {
-            threads.tick(&mut self.memory, started, now());
-        }
-    }
-
-    /// Whether it can never be read.
-    pub fn has_failed(&self) -> bool {
-        self.searches_left == 0 && self.counters.is_err() && self.threads.is_err()
-    }
-
-    /// Whether reading has ever paused, as it took too much time.
-    pub fn has_paused(&self) -> bool {
-        self.memory.has_paused()
-    }
-
-    fn search(&mut self, now: &dyn Fn() -> u64) {
+    fn search(&mut self, memory: &mut dyn Memory, now: &dyn Fn() -> u64) {
         let thread = self.proc.living_thread(self.pid);
-        let memory = &mut self.memory;
         let described = match memory.failure() {
             Some(absence) => Err(absence),
             None => described(&self.proc, thread, memory),
@@ -119,33 +85,62 @@ impl Account {
             self.threads = threads.map(Box::new);
         }
     }
+}
 
-    pub fn finish(self) -> RuntimeAccount {
-        let by_counters = self.counters.as_ref().map_or(0, |counters| counters.over_ns());
-        let by_threads = self.threads.as_ref().map_or(0, |threads| threads.over_ns());
+impl Reader for Account {
+    fn tick(&mut self, memory: &mut dyn Memory, now: &dyn Fn() -> u64) {
+        if self.counters.is_err() && self.searches_left > 0 {
+            self.searches_left -= 1;
+            self.search(memory, now);
+            return;
+        }
+        let mut started = None;
+        // The file outlives the JVM.
+        if let Ok(counters) = &mut self.counters
+            && (matches!(counters.source, Source::Memory { .. }) || lives(&self.proc, self.pid))
+        {
+            let t_ns = now();
+            counters.tick(memory, t_ns);
+            started = counters.started_at(t_ns);
+        }
+        if let Ok(threads) = &mut self.threads {
+            threads.tick(memory, started, now());
+        }
+    }
+
+    fn has_failed(&self, _: &dyn Memory) -> bool {
+        self.searches_left == 0 && self.counters.is_err() && self.threads.is_err()
+    }
+
+    fn finish(self: Box<Self>) -> Read {
+        let Account { pid, counters, threads, .. } = *self;
+        let by_counters = counters.as_ref().map_or(0, |counters| counters.over_ns());
+        let by_threads = threads.as_ref().map_or(0, |threads| threads.over_ns());
         let over_ns = if by_counters > 0 { by_counters } else { by_threads };
         let cpus = topology::online_cpus(Path::new("/sys")).map(|cpus| cpus.len());
-        let figures = self.counters.and_then(|counters| counters.figures(cpus));
+        let figures = counters.and_then(|counters| counters.figures(cpus));
         let figures = figures.unwrap_or_else(|absence| Figures {
             method: "hsperfdata".to_owned(),
             stopped_ns: Err(absence.clone()),
             collections: Err(absence.clone()),
             collector_cpu_ns: Err(absence),
         });
-        let allocated_bytes = self.threads.and_then(|threads| threads.figure(over_ns));
+        let allocated_bytes = threads.and_then(|threads| threads.figure(over_ns));
         let mut method = figures.method;
         if allocated_bytes.is_ok() {
             method.push_str("; allocated bytes of living threads");
         }
-        RuntimeAccount {
-            pid: self.pid,
+        let Figures { stopped_ns, collections, collector_cpu_ns, .. } = figures;
+        let account = RuntimeAccount {
+            pid,
             method,
             over_ns,
-            stopped_ns: figures.stopped_ns,
-            collections: figures.collections,
-            collector_cpu_ns: figures.collector_cpu_ns,
+            stopped_ns,
+            collections,
+            collector_cpu_ns,
             allocated_bytes,
-        }
+        };
+        (account, Vec::new())
     }
 }
 
@@ -167,7 +162,7 @@ impl Source {
         pid: i32,
         thread: i32,
         described: Option<&Described>,
-        memory: &mut Live,
+        memory: &mut dyn Memory,
     ) -> Measured<Source> {
         // Its own, with its number in the innermost PID namespace: a tool such as jstatd also maps those of other JVMs.
         let number = proc.status(pid)?.ns_pids.last().copied().unwrap_or(pid);
@@ -191,8 +186,8 @@ impl Source {
 
     /// With -XX:+PerfDisableSharedMem the counters are in the JVM's own memory.
     fn unshared(described: &Described, memory: &mut dyn Memory) -> Option<Source> {
-        let address = word_at(memory, described.get("PerfMemory::_start").ok()?)?;
-        let length = word_at(memory, described.get("PerfMemory::_capacity").ok()?)?.min(MOST_BYTES);
+        let address = memory.word(described.get("PerfMemory::_start").ok()?)?;
+        let length = memory.word(described.get("PerfMemory::_capacity").ok()?)?.min(MOST_BYTES);
         (address != 0 && length > 0).then_some(Source::Memory { address, length: length as usize })
     }
 
@@ -767,13 +762,13 @@ type Walk = HashMap<u64, Allocated>;
 fn walk(memory: &mut dyn Memory, places: &Places) -> Measured<Walk> {
     let started = Instant::now();
     for _ in 0..ATTEMPTS {
-        let Some(list) = word_at(memory, places.list).filter(|list| *list != 0) else {
+        let Some(list) = memory.word(places.list).filter(|list| *list != 0) else {
             return Err(Absence::new(Reason::NotFound, "the JVM's list of threads could not be read"));
         };
         let walked = walk_list(memory, places, list, started)?;
         // A list that was replaced may be freed, with threads of it.
         if let Some(walked) = walked
-            && word_at(memory, places.list) == Some(list)
+            && memory.word(places.list) == Some(list)
         {
             return Ok(walked);
         }
@@ -790,7 +785,7 @@ fn walk_list(
 ) -> Measured<Option<Walk>> {
     let mut head = || -> Option<(u32, u64)> {
         let count = memory.bytes(list.checked_add(places.length)?, 4)?;
-        let threads = word_at(memory, list.checked_add(places.threads)?)?;
+        let threads = memory.word(list.checked_add(places.threads)?)?;
         Some((u32::from_le_bytes(count.try_into().ok()?), threads))
     };
     let Some((count, threads)) = head() else { return Ok(None) };
@@ -1007,9 +1002,8 @@ pub(crate) fn read_memory(bytes: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::memory::Bytes;
+    use super::super::memory::{Bytes, Live};
     use super::*;
-    use allocwall_sketches::recording::empty;
 
     const S: u64 = 1_000_000_000;
 
@@ -1232,18 +1226,18 @@ mod tests {
         );
         std::fs::write(dir.path().join("7/maps"), lines).unwrap();
         std::fs::write(dir.path().join("7/status"), STATUS).unwrap();
-        let process = Process { pid: 7, ..empty().processes.remove(0) };
-        let mut account = Account::open(&ProcFs::at(dir.path()), &process);
-        account.tick(&|| S);
+        let proc = ProcFs::at(dir.path());
+        let (mut memory, mut account) = (Live::of(&proc, 7), Account::new(&proc, 7));
+        account.tick(&mut memory, &|| S);
         std::fs::write(&file, serial(1250, 60)).unwrap();
-        account.tick(&|| 5 * S);
+        account.tick(&mut memory, &|| 5 * S);
         // The process has ended, and its file is still there.
         std::fs::write(&file, serial(2250, 80)).unwrap();
         let zombie =
             "7 (java) Z 1 1 1 0 -1 0 1 2 3 4 5 6 7 8 20 0 1 0 9 4096 2 3 1 1 0 0 0 0 0 0 0 0 0 0 17 1 0";
         std::fs::write(dir.path().join("7/stat"), zombie).unwrap();
-        account.tick(&|| 6 * S);
-        let account = account.finish();
+        account.tick(&mut memory, &|| 6 * S);
+        let (account, _) = Box::new(account).finish();
         assert_eq!((account.pid, account.over_ns), (7, 4 * S));
         assert_eq!(account.stopped_ns.unwrap().value, Interval::exact(1e9));
         assert_eq!(account.collections, Ok(20));
@@ -1404,8 +1398,8 @@ mod tests {
         /// Without this page.
         struct Without(Bytes, u64);
         impl Memory for Without {
-            fn bytes(&mut self, address: u64, length: usize) -> Option<Vec<u8>> {
-                self.0.bytes(address, length).filter(|_| address & !(PAGE - 1) != self.1)
+            fn prefix(&mut self, address: u64, length: usize) -> Option<Vec<u8>> {
+                self.0.prefix(address, length).filter(|_| address & !(PAGE - 1) != self.1)
             }
         }
         let (symbols, memory) = jvm();

@@ -1,6 +1,7 @@
 //! The memory and the files of a target, read without changing the target. Both may make the reader wait: a page or a file may
 //! belong to a server that never answers (FUSE, NFS). So everything here runs in the thread of one account.
 
+pub(super) use crate::memory_kinds::PAGE;
 use allocwall_host::elf::{Bounded, Elf, ElfFile};
 use allocwall_host::file;
 use allocwall_host::maps::{self, Mapping};
@@ -11,16 +12,15 @@ use allocwall_model::units::{Absence, Measured, Reason};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-
-/// The smallest page. The state of larger pages is that of each part.
-pub(super) const PAGE: u64 = 4096;
 
 /// Reads of one process take at most this time, and this part of the time since the first one. Beyond it they pause: what
 /// waits is often the lock of the address space, and the target's own calls wait for it as well.
 const WAITED: Duration = Duration::from_millis(200);
 const WAITED_PART: u32 = 10;
+/// How long a file is waited for while another one is read.
+const FILE_PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Page {
@@ -33,21 +33,52 @@ pub(super) enum Page {
 
 /// Where the readers get the target's memory from: a process, or bytes in a test.
 pub(super) trait Memory {
+    /// The resident part of these bytes, from the first one on. None if the first one is not resident, or does not exist.
+    fn prefix(&mut self, address: u64, length: usize) -> Option<Vec<u8>>;
+
     /// All of these bytes. None if one of them is not resident, or does not exist.
-    fn bytes(&mut self, address: u64, length: usize) -> Option<Vec<u8>>;
+    fn bytes(&mut self, address: u64, length: usize) -> Option<Vec<u8>> {
+        self.prefix(address, length).filter(|bytes| bytes.len() == length)
+    }
+
+    fn word(&mut self, address: u64) -> Option<u64> {
+        word(&self.bytes(address, 8)?, 0)
+    }
 
     /// The states of the pages from `start` on.
     fn pages(&mut self, _start: u64, count: usize) -> Vec<Page> {
         vec![Page::Resident; count]
     }
+
+    /// Why nothing can ever be read, as where it is not permitted.
+    fn failure(&self) -> Option<Absence> {
+        None
+    }
+
+    /// Whether nothing is read now, since the reads so far took too long.
+    fn is_paused(&self) -> bool {
+        false
+    }
+
+    /// Why the last read gave nothing.
+    fn refused(&self) -> Absence {
+        Absence::new(Reason::NotFound, "the memory was not read: it is not resident, or does not exist")
+    }
 }
 
-/// The memory of a process. Only pages that are resident are read: a read of another page would make one, or wait for the
-/// server of a file.
+/// The memory of the program that a process executes. Only pages that are resident are read: a read of another page would
+/// make one, or wait for the server of a file.
+///
+/// `ResidentReader` is not used, because it reads by the number of a thread, in a thread of its own. The open files here read
+/// only the program for which they were opened, also when the process executes another one between two reads. The CPU time
+/// of the reads is that of the account's own thread, so it counts for the budget; and that thread may wait.
 pub(super) struct Live {
     pid: i32,
     proc: ProcFs,
-    files: Measured<Files>,
+    /// Both contain nothing after the program's end, or execve. The pages may be readable alone.
+    pages: Option<PageMap>,
+    memory: Measured<File>,
+    start_ticks: Option<u64>,
     began: Instant,
     waited: Duration,
     /// `WAITED`, except in a test.
@@ -56,36 +87,84 @@ pub(super) struct Live {
     has_paused: bool,
 }
 
-/// They belong to the program that ran when they were opened. After its end, or execve, they contain nothing.
-struct Files {
-    memory: File,
-    pages: PageMap,
-}
-
 impl Live {
     pub(super) fn of(proc: &ProcFs, pid: i32) -> Live {
-        let files = Files::open(proc, pid);
+        let (pages, memory) = open(proc, proc.living_thread(pid));
+        let start_ticks = start_ticks(proc, pid);
         let (began, waited) = (Instant::now(), Duration::ZERO);
-        Live { pid, proc: proc.clone(), files, began, waited, patience: WAITED, has_paused: false }
+        let (proc, patience) = (proc.clone(), WAITED);
+        Live { pid, proc, pages, memory, start_ticks, began, waited, patience, has_paused: false }
     }
 
-    /// Whether nothing is read now, since the reads so far took too long.
-    pub(super) fn is_paused(&self) -> bool {
-        self.waited > self.patience + self.began.elapsed() / WAITED_PART
+    /// Whether the process still executes the program.
+    pub(super) fn still_runs(&self) -> bool {
+        match &self.pages {
+            Some(pages) => {
+                !matches!(pages.state(0), Err(error) if error.kind() == io::ErrorKind::UnexpectedEof)
+            }
+            // An execve is not noticed.
+            None => start_ticks(&self.proc, self.pid) == self.start_ticks,
+        }
     }
 
-    /// The same, at any time until now.
+    /// Whether nothing was read at any time until now, since the reads before took too long.
     pub(super) fn has_paused(&self) -> bool {
         self.has_paused
     }
 
-    /// Why nothing can ever be read, as where it is not permitted.
-    pub(super) fn failure(&self) -> Option<Absence> {
-        self.files.as_ref().err().cloned()
+    fn timed<T>(&mut self, read: impl FnOnce(&PageMap, &File) -> Option<T>) -> Option<T> {
+        if self.is_paused() {
+            return None;
+        }
+        let started = Instant::now();
+        let read = read(self.pages.as_ref()?, self.memory.as_ref().ok()?);
+        self.wait(started.elapsed());
+        read
     }
 
-    /// Why the last read gave nothing.
-    pub(super) fn refused(&self) -> Absence {
+    /// Counts the time of a read.
+    pub(super) fn wait(&mut self, waited: Duration) {
+        self.waited += waited;
+        self.has_paused |= self.is_paused();
+    }
+}
+
+impl Memory for Live {
+    fn prefix(&mut self, address: u64, length: usize) -> Option<Vec<u8>> {
+        let end = address.checked_add(length as u64)?;
+        let first = address & !(PAGE - 1);
+        self.timed(|pages, memory| {
+            let resident = pages.resident(first, (end - first).div_ceil(PAGE) as usize).ok()?;
+            let readable = first.saturating_add(resident as u64 * PAGE).min(end);
+            let mut bytes = vec![0; readable.checked_sub(address)? as usize];
+            let read = fill(memory, &mut bytes, address).ok()?;
+            bytes.truncate(read);
+            Some(bytes).filter(|bytes| !bytes.is_empty())
+        })
+    }
+
+    fn pages(&mut self, start: u64, count: usize) -> Vec<Page> {
+        let states = self.timed(|pages, _| pages.states(start, count).ok()).unwrap_or_default();
+        let states = states.into_iter().map(|state| match state {
+            PageState::Absent => Page::Untouched,
+            PageState::Swapped => Page::Unknown,
+            PageState::Resident => Page::Resident,
+        });
+        let mut pages: Vec<Page> = states.collect();
+        // Behind the end of the address space.
+        pages.resize(count, Page::Unknown);
+        pages
+    }
+
+    fn failure(&self) -> Option<Absence> {
+        self.memory.as_ref().err().cloned()
+    }
+
+    fn is_paused(&self) -> bool {
+        self.waited > self.patience + self.began.elapsed() / WAITED_PART
+    }
+
+    fn refused(&self) -> Absence {
         let pid = self.pid;
         if let Some(absence) = self.failure() {
             return absence;
@@ -103,80 +182,33 @@ impl Live {
             false => Absence::new(Reason::Vanished, format!("process {pid} has ended")),
         }
     }
-
-    /// The resident part of these bytes, from the first one on.
-    pub(super) fn prefix(&mut self, address: u64, length: usize) -> Option<Vec<u8>> {
-        self.timed(|files| files.prefix(address, length)).filter(|bytes| !bytes.is_empty())
-    }
-
-    fn timed<T>(&mut self, read: impl FnOnce(&Files) -> Option<T>) -> Option<T> {
-        if self.is_paused() {
-            return None;
-        }
-        let started = Instant::now();
-        let read = read(self.files.as_ref().ok()?);
-        self.wait(started.elapsed());
-        read
-    }
-
-    fn wait(&mut self, waited: Duration) {
-        self.waited += waited;
-        self.has_paused |= self.is_paused();
-    }
 }
 
-impl Memory for Live {
-    fn bytes(&mut self, address: u64, length: usize) -> Option<Vec<u8>> {
-        self.prefix(address, length).filter(|bytes| bytes.len() == length)
+/// The memory has the reason if one of them cannot be opened.
+fn open(proc: &ProcFs, thread: i32) -> (Option<PageMap>, Measured<File>) {
+    if !proc.is_live() {
+        return (None, Err(Absence::new(Reason::NotApplicable, "a copy of /proc contains no memory")));
     }
-
-    fn pages(&mut self, start: u64, count: usize) -> Vec<Page> {
-        self.timed(|files| files.pages(start, count).ok()).unwrap_or_else(|| vec![Page::Unknown; count])
-    }
+    let path = |name: &str| proc.root().join(format!("{thread}/{name}"));
+    let refused = |name: &str, error: &io::Error| {
+        let absence = file::absence_of(&path(name), error);
+        match absence.reason {
+            Reason::NotPermitted => absence.mend(run_as_root()).mend("run as the owner of the process"),
+            _ => absence,
+        }
+    };
+    // The pages first: of a program that is executed between the two, nothing is read, and the end of the one before shows.
+    let pages = PageMap::open(proc, thread);
+    let memory = File::open(path("mem")).map_err(|error| refused("mem", &error));
+    let memory = memory.and_then(|memory| match &pages {
+        Ok(_) => Ok(memory),
+        Err(error) => Err(refused("pagemap", error)),
+    });
+    (pages.ok(), memory)
 }
 
-impl Files {
-    fn open(proc: &ProcFs, pid: i32) -> Measured<Files> {
-        if !proc.is_live() {
-            return Err(Absence::new(Reason::NotApplicable, "a copy of /proc contains no memory"));
-        }
-        let thread = proc.living_thread(pid);
-        let path = |name: &str| proc.root().join(format!("{thread}/{name}"));
-        let refused = |name: &str, error: &io::Error| {
-            let absence = file::absence_of(&path(name), error);
-            match absence.reason {
-                Reason::NotPermitted => absence.mend(run_as_root()).mend("run as the owner of the process"),
-                _ => absence,
-            }
-        };
-        let memory = File::open(path("mem")).map_err(|error| refused("mem", &error))?;
-        let pages = PageMap::open(proc, thread).map_err(|error| refused("pagemap", &error))?;
-        Ok(Files { memory, pages })
-    }
-
-    fn pages(&self, start: u64, count: usize) -> io::Result<Vec<Page>> {
-        let states = self.pages.states(start, count)?.into_iter().map(|state| match state {
-            PageState::Absent => Page::Untouched,
-            PageState::Swapped => Page::Unknown,
-            PageState::Resident => Page::Resident,
-        });
-        let mut pages: Vec<Page> = states.collect();
-        // Behind the end of the address space.
-        pages.resize(count, Page::Unknown);
-        Ok(pages)
-    }
-
-    fn prefix(&self, address: u64, length: usize) -> Option<Vec<u8>> {
-        let end = address.checked_add(length as u64)?;
-        let first = address & !(PAGE - 1);
-        let pages = self.pages(first, (end - first).div_ceil(PAGE) as usize).ok()?;
-        let resident = pages.iter().take_while(|page| **page == Page::Resident).count();
-        let readable = first.saturating_add(resident as u64 * PAGE).min(end);
-        let mut bytes = vec![0; readable.checked_sub(address)? as usize];
-        let read = fill(&self.memory, &mut bytes, address).ok()?;
-        bytes.truncate(read);
-        Some(bytes)
-    }
+fn start_ticks(proc: &ProcFs, pid: i32) -> Option<u64> {
+    proc.process_stat(pid).ok().map(|stat| stat.start_ticks)
 }
 
 /// Reads until the buffer is full or nothing follows, and returns the number of bytes.
@@ -200,23 +232,33 @@ pub(super) fn lives(proc: &ProcFs, pid: i32) -> bool {
     proc.exists(pid) && !ended
 }
 
-/// One file at a time: a hostile one takes as much memory as `ElfFile` allows. An error if the file before is not read
-/// within some seconds.
-fn turn() -> Measured<MutexGuard<'static, ()>> {
-    static TURN: Mutex<()> = Mutex::new(());
-    let patience = Instant::now() + Duration::from_secs(5);
-    loop {
-        match TURN.try_lock() {
-            Ok(turn) => return Ok(turn),
-            Err(TryLockError::Poisoned(turn)) => return Ok(turn.into_inner()),
-            Err(TryLockError::WouldBlock) if Instant::now() < patience => {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            Err(TryLockError::WouldBlock) => {
-                let detail = "a file of another process could not be read within 5 seconds";
-                return Err(Absence::new(Reason::TooCostly, detail));
-            }
+/// The right to read a file: one at a time, because a hostile one takes as much memory as `ElfFile` allows.
+#[derive(Debug)]
+struct Turn;
+
+static IS_TAKEN: Mutex<bool> = Mutex::new(false);
+static IS_FREE: Condvar = Condvar::new();
+
+impl Turn {
+    /// An error if the file before is not read within this time.
+    fn take(patience: Duration) -> Measured<Turn> {
+        let taken = IS_TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = IS_FREE.wait_timeout_while(taken, patience, |taken| *taken);
+        let (mut taken, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        if waited.timed_out() {
+            let waited = patience.as_millis();
+            let detail = format!("a file of another process could not be read within {waited} ms");
+            return Err(Absence::new(Reason::TooCostly, detail));
         }
+        *taken = true;
+        Ok(Turn)
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        *IS_TAKEN.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        IS_FREE.notify_one();
     }
 }
 
@@ -241,7 +283,7 @@ pub(super) fn image<T>(
     mapping: &Mapping,
     read: impl for<'d> FnOnce(&Elf<'d, Bounded<'d>>, u64) -> Measured<T>,
 ) -> Measured<T> {
-    let _turn = turn()?;
+    let _turn = Turn::take(FILE_PATIENCE)?;
     let file = ElfFile::new(file);
     let elf = file.parse()?;
     let refused =
@@ -260,11 +302,6 @@ pub(super) fn word(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(bytes.try_into().ok()?))
 }
 
-/// A word of the target's memory.
-pub(super) fn word_at(memory: &mut dyn Memory, address: u64) -> Option<u64> {
-    word(&memory.bytes(address, 8)?, 0)
-}
-
 /// Memory from one address on.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(super) struct Bytes {
@@ -274,9 +311,10 @@ pub(super) struct Bytes {
 
 #[cfg(any(test, feature = "fuzzing"))]
 impl Memory for Bytes {
-    fn bytes(&mut self, address: u64, length: usize) -> Option<Vec<u8>> {
+    fn prefix(&mut self, address: u64, length: usize) -> Option<Vec<u8>> {
         let from = usize::try_from(address.checked_sub(self.at)?).ok()?;
-        Some(self.bytes.get(from..from.checked_add(length)?)?.to_vec())
+        let rest = self.bytes.get(from..).filter(|rest| !rest.is_empty())?;
+        Some(rest[..length.min(rest.len())].to_vec())
     }
 }
 
@@ -326,6 +364,49 @@ mod tests {
         live.patience += Duration::from_secs(3600);
         assert_eq!(live.bytes(at, 64), Some(value.to_vec()));
         assert!(!live.is_paused() && live.has_paused());
+    }
+
+    #[test]
+    fn one_file_is_read_at_a_time() {
+        // Other tests read files, too.
+        let turn = Turn::take(12 * FILE_PATIENCE).unwrap();
+        let late = Turn::take(Duration::from_millis(1)).unwrap_err();
+        assert!(late.reason == Reason::TooCostly && late.detail.ends_with("within 1 ms"), "{late}");
+        drop(turn);
+        assert!(Turn::take(12 * FILE_PATIENCE).is_ok());
+    }
+
+    #[test]
+    fn a_program_ends_with_exec() {
+        use std::io::{Read, Write};
+        use std::process::{Command, Stdio};
+        let mut child = Command::new("sh")
+            .args(["-c", "read line; exec cat"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (proc, pid) = (ProcFs::live(), child.id() as i32);
+        let mut program = Live::of(&proc, pid);
+        // The kernel writes the top of the stack when it executes a program.
+        let top = || {
+            let stack = proc.maps(pid, |mapping| mapping.path == b"[stack]").unwrap().mappings.remove(0);
+            stack.end - 8
+        };
+        assert!(program.still_runs());
+        assert_eq!(program.word(top()).is_some(), program.failure().is_none());
+        let (mut to, mut from) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        to.write_all(b"first\nsecond\n").unwrap();
+        let mut echo = [0; 7];
+        from.read_exact(&mut echo).unwrap();
+        assert_eq!(&echo, b"second\n");
+        assert!(!program.still_runs() && lives(&proc, pid));
+        // The near twin: opened after it. The files of the program before read nothing of this one.
+        let mut now = Live::of(&proc, pid);
+        assert!(now.still_runs());
+        assert_eq!((program.word(top()), now.word(top()).is_some()), (None, now.failure().is_none()));
+        drop(to);
+        child.wait().unwrap();
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! The runtimes' own accounts: what CPython, the JVM and Go count themselves about their memory, read from outside.
 //!
-//! All of it is read from the target's memory and files while the target runs on, so it is untrusted: each reader checks that
-//! what it reads fits together, and gives a reason if it does not. Each account is read in a thread of its own, so a target
-//! whose memory or files do not answer delays neither the window nor the other accounts.
+//! All of it is read from the target's memory and files while the target runs on, so it is untrusted: each [`Reader`] checks
+//! that what it reads fits together, and gives a reason if it does not. When it reads, and what it may cost, is decided here.
+//! Each account is read in a thread of its own, so a target whose memory or files do not answer delays neither the window nor
+//! the other accounts.
 
 pub(crate) mod cpython;
 pub(crate) mod go;
@@ -10,15 +11,14 @@ pub(crate) mod jvm;
 mod memory;
 
 use allocwall_host::clock;
-use allocwall_host::memory::PageMap;
 use allocwall_host::proc::ProcFs;
 use allocwall_host::topology;
 use allocwall_host::worker::Worker;
 use allocwall_model::recording::{Collecting, Figure, Process, Runtime, RuntimeAccount, gained};
 use allocwall_model::units::{Absence, Interval, Measured, Reason};
+use memory::{Live, Memory};
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
-use std::io;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -54,11 +54,30 @@ const NEVER: u64 = u64::MAX;
 /// The account of one process, and when a collector ran.
 type Read = (RuntimeAccount, Vec<Collecting>);
 
-/// What a thread reads.
-enum Account {
-    Cpython(cpython::Account),
-    Jvm(jvm::Account),
-    Go(go::Account),
+/// Reads the account of one runtime. The target runs on meanwhile, or has ended. Times are nanoseconds since the start of the
+/// window.
+trait Reader {
+    /// Reads the counters. Until their places are known, it looks for them, as often as it makes sense for the runtime.
+    fn tick(&mut self, memory: &mut dyn Memory, now: &dyn Fn() -> u64);
+
+    /// Whether the counters can never be read.
+    fn has_failed(&self, memory: &dyn Memory) -> bool;
+
+    /// What the runtime has counted from the first reading to the last one. An account that was not read keeps the reason.
+    fn finish(self: Box<Self>) -> Read;
+
+    /// Reads whether the collector runs now.
+    fn sample(&mut self, _memory: &mut dyn Memory, _t_ns: u64) {}
+
+    /// When the next sample is due. None if there is nothing to sample.
+    fn next_sample_ns(&self, _memory: &dyn Memory) -> Option<u64> {
+        None
+    }
+
+    /// Where the interpreter lock lies, if there is one and it is known.
+    fn lock(&self) -> Option<Range<u64>> {
+        None
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,14 +114,6 @@ struct Budget {
     spent_ns: AtomicU64,
     /// For samples alone.
     samples_ns: AtomicU64,
-}
-
-/// A program, as long as its process executes it.
-struct Program {
-    pid: i32,
-    /// Contains nothing after the program's end.
-    pages: Option<PageMap>,
-    start_ticks: Option<u64>,
 }
 
 /// A thread that reads the account of a process. It ends when its jobs do.
@@ -194,26 +205,6 @@ impl Budget {
     }
 }
 
-impl Program {
-    fn of(proc: &ProcFs, pid: i32) -> Program {
-        let pages = PageMap::open(proc, proc.living_thread(pid)).ok();
-        Program { pid, pages, start_ticks: start_ticks(proc, pid) }
-    }
-
-    fn still_runs(&self, proc: &ProcFs) -> bool {
-        match &self.pages {
-            Some(pages) => {
-                !matches!(pages.state(0), Err(error) if error.kind() == io::ErrorKind::UnexpectedEof)
-            }
-            None => start_ticks(proc, self.pid) == self.start_ticks,
-        }
-    }
-}
-
-fn start_ticks(proc: &ProcFs, pid: i32) -> Option<u64> {
-    proc.process_stat(pid).ok().map(|stat| stat.start_ticks)
-}
-
 impl Open {
     fn sample_ns(&self) -> u64 {
         match self.published.is_asked.load(Ordering::Relaxed) {
@@ -291,10 +282,10 @@ impl Accounts {
             let (published, budget) = (Arc::clone(&published), Arc::clone(&self.budget));
             let kept = self.kept.clone();
             move || {
-                let program = Program::of(&proc, process.pid);
-                let account = Account::open(&proc, &process, kept);
+                let memory = Live::of(&proc, process.pid);
+                let reader = reader_of(&proc, &process, &memory, kept);
                 let now = || clock::monotonic_ns().saturating_sub(start_ns);
-                serve(account, &|| program.still_runs(&proc), &asked, &published, &budget, &now)
+                serve(reader, memory, &asked, &published, &budget, &now)
             }
         };
         let thread = Worker::start("reads a runtime's account", work);
@@ -456,56 +447,56 @@ fn outcome(reading: Reading) -> (u64, Read) {
     };
     let (mut account, spans) = read.unwrap_or_else(|absence| (absent(pid, METHOD, &absence), Vec::new()));
     if is_rare {
-        read_rarely(&mut account);
+        limit(&mut account, &[Reason::TooLittle], "read less often, to limit the cost");
     }
     (nth, (account, spans))
 }
 
-/// What is missing in an account that was read less often than it should have been is missing for its cost.
-fn read_rarely(account: &mut RuntimeAccount) {
-    account.method.push_str("; read less often, to limit the cost");
+/// What is missing for one of these reasons in an account that was limited is missing because of the limit.
+fn limit(account: &mut RuntimeAccount, reasons: &[Reason], how: &str) {
+    account.method.push_str(&format!("; {how}"));
     let absences = [
         account.stopped_ns.as_mut().err(),
         account.collections.as_mut().err(),
         account.collector_cpu_ns.as_mut().err(),
         account.allocated_bytes.as_mut().err(),
     ];
-    for absence in absences.into_iter().flatten().filter(|absence| absence.reason == Reason::TooLittle) {
+    for absence in absences.into_iter().flatten().filter(|absence| reasons.contains(&absence.reason)) {
         absence.reason = Reason::TooCostly;
-        absence.detail.push_str("; it was read less often, to limit the cost");
+        absence.detail.push_str(&format!("; {how}"));
     }
 }
 
 /// Reads an account until the window, or the program, ends. All CPU time of the thread counts.
 fn serve(
-    mut account: Account,
-    still_runs: &dyn Fn() -> bool,
+    mut reader: Box<dyn Reader>,
+    mut memory: Live,
     jobs: &Receiver<Job>,
     published: &Published,
     budget: &Budget,
     now: &dyn Fn() -> u64,
 ) -> Read {
     // Opening an account, and its first reading, may search in files.
-    account.tick(now);
+    reader.tick(&mut memory, now);
     let mut spent = clock::thread_cpu_ns();
     budget.spend(Job::Tick, spent);
     let mut last_cost = NEVER;
-    published.set_lock(account.lock().map(|lock| (lock, now())));
+    published.set_lock(reader.lock().map(|lock| (lock, now())));
     loop {
-        published.sample_ns.store(account.next_sample_ns(), Ordering::Relaxed);
-        if account.has_failed() {
+        published.sample_ns.store(reader.next_sample_ns(&memory).unwrap_or(NEVER), Ordering::Relaxed);
+        if reader.has_failed(&memory) {
             published.has_failed.store(true, Ordering::Relaxed);
             break;
         }
         let Ok(job) = jobs.recv() else { break };
         match job {
-            Job::Tick if !still_runs() => {
+            Job::Tick if !memory.still_runs() => {
                 published.set_lock(None);
                 published.is_gone.store(true, Ordering::Relaxed);
                 break;
             }
-            Job::Tick => account.tick(now),
-            Job::Sample => account.sample(now()),
+            Job::Tick => reader.tick(&mut memory, now),
+            Job::Sample => reader.sample(&mut memory, now()),
         }
         let before = std::mem::replace(&mut spent, clock::thread_cpu_ns());
         let cost = spent.saturating_sub(before);
@@ -514,83 +505,25 @@ fn serve(
             Job::Tick => {
                 let last = std::mem::replace(&mut last_cost, cost);
                 published.cost_ns.store(cost.min(last), Ordering::Relaxed);
-                published.set_lock(account.lock().map(|lock| (lock, now())));
+                published.set_lock(reader.lock().map(|lock| (lock, now())));
             }
             Job::Sample => published.is_asked.store(false, Ordering::Relaxed),
         }
     }
-    let has_paused = account.has_paused();
-    let (mut read, spans) = account.finish();
-    if has_paused {
-        read.method.push_str("; reading paused, as the process's memory did not answer in time");
+    let (mut account, spans) = reader.finish();
+    if memory.has_paused() {
+        let how = "reading paused, as the process's memory did not answer in time";
+        limit(&mut account, &[Reason::TooLittle, Reason::NotFound], how);
     }
-    (read, spans)
+    (account, spans)
 }
 
-impl Account {
-    fn open(proc: &ProcFs, process: &Process, kept: cpython::Kept) -> Account {
-        match &process.runtime {
-            Ok(Runtime::Jvm { .. }) => Account::Jvm(jvm::Account::open(proc, process)),
-            Ok(Runtime::Go { .. }) => Account::Go(go::Account::open(proc, process)),
-            _ => Account::Cpython(cpython::Account::open(proc, process, kept)),
-        }
-    }
-
-    /// Reads the counters; the process may have ended since. `now`: nanoseconds since the start of the window.
-    fn tick(&mut self, now: &dyn Fn() -> u64) {
-        match self {
-            Account::Cpython(account) => account.tick(now()),
-            Account::Jvm(account) => account.tick(now),
-            Account::Go(account) => account.tick(now),
-        }
-    }
-
-    fn sample(&mut self, t_ns: u64) {
-        if let Account::Cpython(account) = self {
-            account.sample(t_ns);
-        }
-    }
-
-    /// Where the interpreter lock lies, if there is one and it is known.
-    fn lock(&self) -> Option<Range<u64>> {
-        match self {
-            Account::Cpython(account) => account.lock(),
-            Account::Jvm(_) | Account::Go(_) => None,
-        }
-    }
-
-    /// When the next sample is due, or `NEVER`.
-    fn next_sample_ns(&self) -> u64 {
-        match self {
-            Account::Cpython(account) => account.next_sample_ns().unwrap_or(NEVER),
-            Account::Jvm(_) | Account::Go(_) => NEVER,
-        }
-    }
-
-    /// Whether it can never be read.
-    fn has_failed(&self) -> bool {
-        match self {
-            Account::Cpython(account) => account.has_failed(),
-            Account::Jvm(account) => account.has_failed(),
-            Account::Go(account) => account.has_failed(),
-        }
-    }
-
-    /// Whether reading has ever paused.
-    fn has_paused(&self) -> bool {
-        match self {
-            Account::Cpython(account) => account.has_paused(),
-            Account::Jvm(account) => account.has_paused(),
-            Account::Go(account) => account.has_paused(),
-        }
-    }
-
-    fn finish(self) -> Read {
-        match self {
-            Account::Cpython(account) => account.finish(),
-            Account::Jvm(account) => (account.finish(), Vec::new()),
-            Account::Go(account) => (account.finish(), Vec::new()),
-        }
+/// Never fails: an account that cannot be read keeps the reason. The process's files may be read.
+fn reader_of(proc: &ProcFs, process: &Process, memory: &Live, kept: cpython::Kept) -> Box<dyn Reader> {
+    match &process.runtime {
+        Ok(Runtime::Jvm { .. }) => Box::new(jvm::Account::new(proc, process.pid)),
+        Ok(Runtime::Go { .. }) => Box::new(go::Account::new(proc, process)),
+        _ => Box::new(cpython::Account::open(proc, process, memory, kept)),
     }
 }
 
@@ -848,44 +781,87 @@ mod tests {
         assert_eq!((published.lock(5 + LOCK_NS), published.lock(6 + LOCK_NS)), (Some(8..16), None));
     }
 
+    /// Reads an account that is asked for its counters twice.
+    fn served(reader: Box<dyn Reader>, memory: Live) -> (RuntimeAccount, Published) {
+        let (jobs, asked) = sync_channel(QUEUED);
+        for _ in 0..2 {
+            jobs.try_send(Job::Tick).unwrap();
+        }
+        drop(jobs);
+        let (published, budget) = (Published::new(), budget(1));
+        let (account, _) = serve(reader, memory, &asked, &published, &budget, &|| 0);
+        assert!(budget.spent_ns.load(Ordering::Relaxed) > 0);
+        (account, published)
+    }
+
     #[test]
     fn reading_ends_with_the_program() {
-        let (_dir, proc, _) = accounts();
-        for runs in [true, false] {
-            let (jobs, asked) = sync_channel(QUEUED);
-            jobs.try_send(Job::Tick).unwrap();
-            drop(jobs);
-            let (published, budget) = (Published::new(), budget(1));
-            let account = Account::open(&proc, &jvm(7), cpython::Kept::default());
-            let (account, _) = serve(account, &|| runs, &asked, &published, &budget, &|| 0);
-            assert!(account.collections.is_err() && budget.spent_ns.load(Ordering::Relaxed) > 0);
+        let (dir, proc, _) = accounts();
+        std::fs::create_dir_all(dir.path().join("7")).unwrap();
+        let started = |ticks: u64| {
+            let stat = format!(
+                "7 (java) S 1 1 1 0 -1 0 1 2 3 4 5 6 7 8 20 0 1 0 {ticks} 4096 2 3 1 1 0 0 0 0 0 0 0 0 0 0 17 1 0"
+            );
+            std::fs::write(dir.path().join("7/stat"), stat).unwrap();
+        };
+        for (runs, ticks) in [(true, 9), (false, 10)] {
+            started(9);
+            let memory = Live::of(&proc, 7);
+            let reader = reader_of(&proc, &jvm(7), &memory, cpython::Kept::default());
+            started(ticks);
+            let (account, published) = served(reader, memory);
+            assert!(account.collections.is_err());
             assert_eq!(published.is_gone.load(Ordering::Relaxed), !runs);
             assert!(!published.has_failed.load(Ordering::Relaxed));
         }
     }
 
+    /// Counts its readings, and fails after some of them.
+    struct Counting {
+        ticks: u64,
+        most: u64,
+    }
+
+    impl Reader for Counting {
+        fn tick(&mut self, memory: &mut dyn Memory, _: &dyn Fn() -> u64) {
+            self.ticks += 1;
+            memory.word(0);
+        }
+
+        fn has_failed(&self, _: &dyn Memory) -> bool {
+            self.ticks >= self.most
+        }
+
+        fn finish(self: Box<Self>) -> Read {
+            read(7, self.ticks)
+        }
+    }
+
     #[test]
-    fn a_program_ends_with_exec() {
-        use std::io::{Read, Write};
-        use std::process::{Command, Stdio};
-        let mut child = Command::new("sh")
-            .args(["-c", "read line; exec cat"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let (proc, pid) = (ProcFs::live(), child.id() as i32);
-        let program = Program::of(&proc, pid);
-        assert!(program.still_runs(&proc));
-        let (mut to, mut from) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        to.write_all(b"first\nsecond\n").unwrap();
-        let mut echo = [0; 7];
-        from.read_exact(&mut echo).unwrap();
-        assert_eq!(&echo, b"second\n");
-        assert!(!program.still_runs(&proc) && memory::lives(&proc, pid));
-        assert!(Program::of(&proc, pid).still_runs(&proc));
-        drop(to);
-        child.wait().unwrap();
+    fn an_account_that_fails_is_not_read_again() {
+        let (_dir, proc, _) = accounts();
+        for (most, ticks, failed) in [(9, 3, false), (3, 3, true), (2, 2, true), (1, 1, true)] {
+            let reader = Box::new(Counting { ticks: 0, most });
+            let (account, published) = served(reader, Live::of(&proc, 7));
+            assert_eq!((account.over_ns, published.has_failed.load(Ordering::Relaxed)), (ticks, failed));
+        }
+    }
+
+    #[test]
+    fn what_a_pause_has_hidden_is_not_called_absent() {
+        for paused in [false, true] {
+            let mut memory = Live::of(&ProcFs::live(), std::process::id() as i32);
+            // A busy machine is no reason to pause here.
+            memory.patience = Duration::from_secs(3600);
+            if paused {
+                memory.wait(Duration::from_secs(7200));
+            }
+            let (account, _) = served(Box::new(Counting { ticks: 0, most: 9 }), memory);
+            let absence = account.collections.unwrap_err();
+            let reason = if paused { Reason::TooCostly } else { Reason::TooLittle };
+            assert_eq!((absence.reason, absence.detail.contains("reading paused")), (reason, paused));
+            assert_eq!(account.method.contains("reading paused"), paused);
+        }
     }
 
     #[test]

@@ -393,7 +393,8 @@ impl Family {
                 continue;
             };
             let inner = status.ns_pids.last().copied().unwrap_or(*pid);
-            if let Some(map) = symbols::perf_map(self.proc.root(), *pid, inner, status.uid[1]) {
+            let thread = self.proc.living_thread(*pid);
+            if let Some(map) = symbols::perf_map(self.proc.root(), thread, inner, status.uid[1]) {
                 image.perf_map = Some(map);
             }
         }

@@ -46,11 +46,37 @@ pub struct FaultThread {
     pending: Vec<Fault>,
     forget: bool,
     thread: Option<Thread>,
-    /// Faults so far.
+    tally: Tally,
+}
+
+/// How many faults so far were to be looked up, and how many were.
+#[derive(Default)]
+pub struct Tally {
     asked: u64,
     answered: u64,
     /// Why some have no answer: the first reason.
     why: Option<Absence>,
+}
+
+impl Tally {
+    /// `why`: some were not looked up, in this turn or before.
+    pub fn add(&mut self, asked: u64, answered: u64, why: Option<Absence>) {
+        self.asked += asked;
+        self.answered += answered;
+        self.why = self.why.take().or(why);
+    }
+
+    /// Why the faults without an answer are too many to be ignored.
+    pub fn missing(&self) -> Option<Absence> {
+        let without = self.asked.saturating_sub(self.answered);
+        if without * FEW <= self.asked {
+            return None;
+        }
+        let (number, all) = (thousands(without), thousands(self.asked));
+        let why = self.why.clone().unwrap_or_else(too_late);
+        let detail = format!("the owner of {number} of {all} sampled page faults is unknown: {}", why.detail);
+        Some(Absence { detail, ..why })
+    }
 }
 
 impl FaultThread {
@@ -80,31 +106,22 @@ impl FaultThread {
             .filter_map(|fault| Some((fault.pid, runtime(fault.pid)?.clone())))
             .collect::<HashMap<i32, Runtime>>();
         let thread = self.thread.get_or_insert_with(Thread::start);
-        self.asked += faults.len() as u64;
+        let asked = faults.len() as u64;
         let sent = thread.send(Asked { proc: proc.clone(), faults, runtimes, forget: self.forget });
         // A thread that is late has not got it, and must forget at the next question.
         self.forget &= sent.is_err();
-        let why = match sent.and_then(|()| thread.answer()) {
+        match sent.and_then(|()| thread.answer()) {
             Ok(Answer { owners, missing }) => {
-                self.answered += owners.len() as u64;
+                self.tally.add(asked, owners.len() as u64, missing);
                 owners.into_iter().for_each(|(sample, owner)| found(sample, owner));
-                missing
             }
-            Err(absence) => Some(absence),
-        };
-        self.why = self.why.take().or(why);
+            Err(absence) => self.tally.add(asked, 0, Some(absence)),
+        }
     }
 
     /// Why the faults without an answer are too many to be ignored.
     pub fn missing(&self) -> Option<Absence> {
-        let without = self.asked - self.answered;
-        if without * FEW <= self.asked {
-            return None;
-        }
-        let (number, all) = (thousands(without), thousands(self.asked));
-        let why = self.why.clone().unwrap_or_else(too_late);
-        let detail = format!("the owner of {number} of {all} sampled page faults is unknown: {}", why.detail);
-        Some(Absence { detail, ..why })
+        self.tally.missing()
     }
 }
 
@@ -199,8 +216,8 @@ mod tests {
 
     fn add(faults: &mut FaultThread, samples: std::ops::Range<u32>) {
         for sample in samples {
-            let source = Source::Unknown;
-            faults.add(Fault { sample, pid: i32::MAX, origin: i32::MAX, registers: [0; REGISTERS], source });
+            let (pid, registers) = (i32::MAX, [0; REGISTERS]);
+            faults.add(Fault { sample, pid, origin: pid, registers, source: Source::Unknown, soon: None });
         }
     }
 
@@ -278,11 +295,12 @@ mod tests {
 
     #[test]
     fn a_few_faults_without_an_answer_are_no_loss() {
-        let mut faults = FaultThread { asked: 100, answered: 95, ..FaultThread::default() };
-        assert_eq!(faults.missing(), None);
-        faults.answered = 94;
-        faults.why = Some(Absence::new(Reason::NotPermitted, "refused"));
-        let missing = faults.missing().expect("six");
+        let mut tally = Tally::default();
+        tally.add(100, 95, None);
+        assert_eq!(tally.missing(), None);
+        tally.add(0, 0, Some(Absence::new(Reason::NotPermitted, "refused")));
+        tally.answered = 94;
+        let missing = tally.missing().expect("six");
         assert_eq!(missing.reason, Reason::NotPermitted);
         assert_eq!(missing.detail, "the owner of 6 of 100 sampled page faults is unknown: refused");
     }

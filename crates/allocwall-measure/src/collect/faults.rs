@@ -2,13 +2,15 @@
 //!
 //! A sample has the thread's registers. In a fault they are those of the instruction that touched the page, so the
 //! memory operand of that instruction gives the address. Its mapping, and the headers that malloc and CPython keep in
-//! their memory (`memory_kinds`), show the owner. All of it is read soon after the fault, while the target runs on.
+//! their memory (`memory_kinds`), show the owner. All of it is read after the fault, while the target runs on.
 //!
-//! Up to 50 ms pass between a fault and its look-up, and the address may have another owner by then. A fault makes its
-//! page resident. So memory whose page is absent was given back since, and only earlier look-ups nearby can show its
-//! owner. One error is left: the next owner has touched the same page already, and the fault counts for it. To rule
-//! this out takes the times of all mmap calls (attr.mmap_data), which cost the target 1.4 µs for each of them.
+//! Up to 50 ms pass between the fault of a CPU sample and its look-up, and the address may have another owner by then. A
+//! fault makes its page resident. So memory whose page is absent was given back since, and only other look-ups nearby can
+//! show its owner. Where the next owner has touched the same page already, the fault would count for it: where look-ups
+//! show that pages change their owners, a late look-up shows none (`places`). The faults of slices (`record::slicer`) are
+//! looked up at once, so that few of them have this error.
 
+use super::places::{At, Places, Soon};
 use crate::memory_kinds::{PAGE, POOLS, is_arena, is_mapped_block, is_pool};
 use allocwall_host::file::absence_of;
 use allocwall_host::maps::{Finder, Mapping};
@@ -35,7 +37,7 @@ const LOOK_UPS: u32 = 20;
 const SILENT: Duration = Duration::from_secs(3);
 const SILENT_READS: u32 = 2;
 const ALL_SILENT_READS: u32 = 4;
-/// The most instructions, and the most places with their owners, that are kept.
+/// The most instructions that are kept.
 const KEPT: usize = 4096;
 /// The most pages of the target that are kept during a look-up: 4 MiB.
 const PAGES_KEPT: usize = 1024;
@@ -50,8 +52,6 @@ const LISTS_FREE: Duration = Duration::from_millis(5);
 const LISTED: usize = 128 << 10;
 /// How far above and below the stack pointer an address counts as stack: signal frames, large frames, stack probes.
 const STACK_REACH: u64 = 64 << 10;
-/// Places are 2 MiB large. Faults in one place are of the same owner, if it has only one.
-const NEARBY: u32 = 21;
 /// The longest instruction of x86.
 const CODE: usize = 15;
 
@@ -77,6 +77,8 @@ pub struct Fault {
     pub origin: i32,
     pub registers: Registers,
     pub source: Source,
+    /// None if it is looked up some time later.
+    pub soon: Option<Soon>,
 }
 
 #[derive(Default)]
@@ -90,8 +92,7 @@ pub struct Faults {
     /// The kernel finds no single mappings.
     only_lists: bool,
     lists: HashMap<i32, List>,
-    /// Owners by process and place. None: several, in turns or side by side.
-    places: HashMap<(i32, u64), Option<Owner>>,
+    places: Places,
 }
 
 /// The mappings of a process, as last read.
@@ -103,6 +104,12 @@ struct List {
 }
 
 impl Faults {
+    /// For look-ups at once: the calling thread reads the memory, and may wait for good.
+    pub fn at_once() -> Faults {
+        let reader = ResidentReader::default().in_this_thread();
+        Faults { memory: Memory { reader, ..Memory::default() }, ..Faults::default() }
+    }
+
     pub fn add(&mut self, fault: Fault) {
         // The memory of the latest faults has changed least.
         if self.pending.len() >= AT_ONCE {
@@ -152,9 +159,7 @@ impl Faults {
     pub fn forget(&mut self) {
         self.instructions.clear();
         self.memory.processes.clear();
-        if self.places.len() > KEPT {
-            self.places.clear();
-        }
+        self.places.forget();
         self.lists.retain(|_, list| list.read.elapsed() < 40 * LIST_EVERY);
     }
 
@@ -170,32 +175,27 @@ impl Faults {
             return Err(self.memory.refused(why));
         }
         let address = self.address(proc, fault, pid)?;
-        let place = (pid, address >> NEARBY);
+        let at = At { pid, address, soon: fault.soon };
         let Some(mapping) = self.mapping(proc, pid, address)? else {
-            return Ok(self.owner_nearby(place));
+            return Ok(self.places.given_back(at));
         };
-        let owner = if let Some(owner) = named(&mapping) {
-            owner
-        } else if on_stack(&mapping, address, &fault.registers, runtime) {
-            Owner::Stack
-        } else if self.memory.state(proc, pid, address)? == PageState::Absent {
-            return Ok(self.owner_nearby(place));
-        } else {
-            let python = matches!(runtime, Some(Runtime::Cpython { .. }));
-            self.owner_by_headers(proc, pid, &mapping, address, python)
-        };
-        if owner.is_known() {
-            let known = self.places.entry(place).or_insert(Some(owner));
-            if *known != Some(owner) {
-                *known = None;
+        let owner = match named(&mapping) {
+            // No other memory gets these addresses.
+            Some(owner @ (Owner::Heap | Owner::Stack)) => owner,
+            None if on_stack(&mapping, address, &fault.registers, runtime) => Owner::Stack,
+            _ if self.memory.is_absent(proc, pid, address)? => return Ok(self.places.given_back(at)),
+            Some(owner) => owner,
+            None => {
+                let python = matches!(runtime, Some(Runtime::Cpython { .. }));
+                let owner = self.owner_by_headers(proc, pid, &mapping, address, python);
+                // It may have been given back while its headers were read.
+                if self.memory.is_absent(proc, pid, address)? {
+                    return Ok(self.places.given_back(at));
+                }
+                owner
             }
-        }
-        Ok(owner)
-    }
-
-    /// For memory that was given back since the fault.
-    fn owner_nearby(&self, place: (i32, u64)) -> Owner {
-        self.places.get(&place).copied().flatten().unwrap_or(Owner::Unmapped)
+        };
+        Ok(if owner.is_known() { self.places.found(at, owner) } else { owner })
     }
 
     fn address(&mut self, proc: &ProcFs, fault: &Fault, pid: i32) -> Result<u64, Unread> {
@@ -522,9 +522,10 @@ impl Memory {
         self.reader.begin_again();
     }
 
-    fn state(&mut self, proc: &ProcFs, pid: i32, address: u64) -> Result<PageState, Unread> {
+    /// Whether there is no page with this address.
+    fn is_absent(&mut self, proc: &ProcFs, pid: i32, address: u64) -> Result<bool, Unread> {
         let state = self.opened(proc, pid)?.pages.state(address);
-        state.map_err(|error| self.failed(pid, Unread::of(&error)))
+        state.map(|state| state == PageState::Absent).map_err(|error| self.failed(pid, Unread::of(&error)))
     }
 
     /// The bytes of a page; None if there is no such page.
@@ -745,7 +746,9 @@ int main(int count, char **names) {
     char *memory = map(2, BOTH, MAP_SHARED, file);
     memory[0] = 1;
     say("memfd", memory);
-    say("file", map(1, PROT_READ, MAP_PRIVATE, open(names[0], O_RDONLY)));
+    char *program = map(1, PROT_READ, MAP_PRIVATE, open(names[0], O_RDONLY));
+    (void)*(volatile char *)program;
+    say("file", program);
     /* Two mappings side by side. */
     char *split = map(32, BOTH, OWN, -1);
     split[15 * PAGE] = 1;
@@ -871,7 +874,7 @@ int main(int count, char **names) {
         let mut registers = [0; allocwall_host::perf::REGISTERS];
         registers[argument] = address;
         registers[stack] = pointer;
-        Fault { sample: 7, pid, origin: pid, registers, source: Source::Buffer }
+        Fault { sample: 7, pid, origin: pid, registers, source: Source::Buffer, soon: None }
     }
 
     /// With time for look-ups on a busy machine. `only_lists`: as on an old kernel.
@@ -909,6 +912,8 @@ int main(int count, char **names) {
             // Memory that can only be written: there may be a header.
             ("hidden", 5, Unknown),
             ("shared", 0, Shared),
+            // Nothing has touched this page of it: the fault was on the memory that was there before.
+            ("shared", 1, Unmapped),
             ("memfd", 0, Shared),
             ("file", 0, File),
         ];
@@ -996,7 +1001,22 @@ int main(int count, char **names) {
         subject.go_on();
         assert_eq!(of(&mut left, subject.fault("leaving", 5, 0)), Some(Private));
         assert_eq!(of(&mut faults(false), subject.fault("leaving", 5, 0)), Some(Unmapped));
-        assert_eq!(of(&mut forged, subject.fault("forged", 5, 0)), Some(Private));
+        assert_eq!(of(&mut faults(false), subject.fault("forged", 5, 0)), Some(Private));
+    }
+
+    #[test]
+    fn memory_that_changed_its_owner_since_has_one_only_if_it_is_looked_up_at_once() {
+        let Some(mut subject) = Subject::compiled() else { return };
+        let soon = Some(Soon { tid: 1, time_ns: 5 });
+        let of = |faults: &mut Faults, fault| owner(faults, fault, None);
+        let mut faults = faults(false);
+        assert_eq!(of(&mut faults, subject.fault("forged", 5, 0)), Some(MappedBlock));
+        let own = of(&mut faults, subject.fault("own", 5, 0));
+        subject.go_on();
+        assert_eq!(of(&mut faults, subject.fault("forged", 5, 0)), Some(Unknown));
+        assert_eq!(of(&mut faults, Fault { soon, ..subject.fault("forged", 5, 0) }), Some(Private));
+        // The near twin has had the same owner.
+        assert_eq!((own, of(&mut faults, subject.fault("own", 5, 0))), (Some(Private), Some(Private)));
     }
 
     #[test]

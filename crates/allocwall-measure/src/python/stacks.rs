@@ -4,13 +4,15 @@
 use super::{Answer, Ask};
 use allocwall_host::clock::monotonic_ns;
 use allocwall_host::confined::{Limits, Parent};
+use allocwall_host::proc::ProcFs;
 use allocwall_host::rights::run_as_root;
 use allocwall_host::worker::Worker;
 use allocwall_model::recording::{Probe, ProbeName, ProbeState, PythonSample};
 use allocwall_model::units::{Absence, Measured, Reason};
 use py_spy::config::LockingStrategy;
 use py_spy::{Config, PythonSpy};
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -24,6 +26,8 @@ const FAILED_READS: u32 = 20;
 /// The longest pause between two attempts, in ticks: a process without an interpreter is not tried all the
 /// time.
 const LONGEST_REST: u32 = 16;
+/// The most threads of a process whose numbers are translated. py-spy reads no more thread states.
+const THREADS: usize = 4096;
 /// How long the end waits for an attach in progress.
 const LAST_ATTACH: Duration = Duration::from_millis(150);
 /// An interpreter's file and its libraries are mapped while their symbols are read. The target determines how
@@ -73,7 +77,41 @@ struct Followed {
     pause: u32,
     /// Failed reads in a row.
     failed: u32,
+    threads: Threads,
     seen: Seen,
+}
+
+/// The threads of a process in a PID namespace of its own. Its interpreter knows only their numbers there
+/// (`native_thread_id` of a thread state, since CPython 3.11).
+#[derive(Default)]
+struct Threads {
+    /// Whether it has such a namespace; None if that was not read yet.
+    nested: Option<bool>,
+    /// The numbers there, by ours.
+    inner: HashMap<i32, i32>,
+}
+
+impl Threads {
+    /// Our numbers of the living threads, by their numbers there. None if both are the same.
+    fn ours(&mut self, proc: &ProcFs, pid: i32) -> Option<HashMap<i32, i32>> {
+        if self.nested.is_none() {
+            self.nested = proc.status(pid).ok().map(|status| status.ns_pids.len() > 1);
+        }
+        if self.nested != Some(true) {
+            return None;
+        }
+        let alive: HashSet<i32> = proc.threads(pid).unwrap_or_default().into_iter().take(THREADS).collect();
+        self.inner.retain(|tid, _| alive.contains(tid));
+        for tid in alive {
+            if let Entry::Vacant(vacant) = self.inner.entry(tid)
+                && let Ok(status) = proc.thread_status(pid, tid)
+                && let Some(&inner) = status.ns_pids.last()
+            {
+                vacant.insert(inner);
+            }
+        }
+        Some(self.inner.iter().map(|(&tid, &inner)| (inner, tid)).collect())
+    }
 }
 
 /// The result for one process.
@@ -220,10 +258,20 @@ impl Followed {
             }
         };
         self.failed = 0;
+        let proc = ProcFs::live();
+        let ours = self.threads.ours(&proc, pid);
         let mut empty = false;
         for trace in traces {
             let Some(tid) = trace.os_thread_id else { continue };
-            if !trace.active && !trace.owns_gil {
+            let (mut tid, mut active) = (tid as i32, trace.active);
+            if let Some(ours) = &ours {
+                // A thread that has ended meanwhile has no number.
+                let Some(&own) = ours.get(&tid) else { continue };
+                tid = own;
+                // py-spy did not find its state by the other number, and takes it for active.
+                active &= proc.thread_stat(pid, tid).is_ok_and(|stat| stat.state == 'R');
+            }
+            if !active && !trace.owns_gil {
                 continue;
             }
             // Read while the interpreter changed it: it has no names.
@@ -240,7 +288,7 @@ impl Followed {
                     format!("{} ({}:{})", cut(&f.name), cut(file), f.line)
                 })
                 .collect();
-            out.push(PythonSample { t_ns, pid, tid: tid as i32, frames });
+            out.push(PythonSample { t_ns, pid, tid, frames });
         }
         self.seen.misses += u64::from(empty);
     }
@@ -259,7 +307,9 @@ fn attach(pid: i32) -> Measured<PythonSpy> {
         scope.spawn(|| watch_memory(&done));
         // Stops the watch at the end of the read, also after a panic.
         let _done = SetOnDrop(&done);
-        PythonSpy::new(pid, &config).map_err(|e| unreadable(pid, &format!("{e:#}")))
+        // A leader that has ended shows neither memory nor files.
+        let thread = ProcFs::live().living_thread(pid);
+        PythonSpy::new(thread, &config).map_err(|e| unreadable(pid, &format!("{e:#}")))
     })
 }
 
@@ -374,6 +424,36 @@ mod tests {
         assert!(interpreters.found.is_empty());
         let state = interpreters.finish().unwrap().state;
         assert!(matches!(state, ProbeState::Absent(a) if a.reason == Reason::TooLittle));
+    }
+
+    #[test]
+    fn threads_of_another_pid_namespace_have_our_numbers() {
+        let dir = tempfile::tempdir().unwrap();
+        let proc = ProcFs::at(dir.path());
+        let write = |name: &str, numbers: &str| {
+            let path = dir.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            let text = format!(
+                "Tgid:\t70\nPPid:\t1\nUid:\t0\t0\t0\t0\nNSpid:\t{numbers}\nThreads:\t2\nCapEff:\t0\n"
+            );
+            std::fs::write(path, text).unwrap();
+        };
+        for (name, numbers) in [("", "70\t1"), ("task/70/", "70\t1"), ("task/71/", "71\t9")] {
+            write(&format!("70/{name}status"), numbers);
+        }
+        let mut threads = Threads::default();
+        assert_eq!(threads.ours(&proc, 70), Some(HashMap::from([(1, 70), (9, 71)])));
+        // One has ended, and a new one has its number there.
+        std::fs::remove_dir_all(dir.path().join("70/task/71")).unwrap();
+        write("70/task/72/status", "72\t9");
+        assert_eq!(threads.ours(&proc, 70), Some(HashMap::from([(1, 70), (9, 72)])));
+        // The twin: a process in our own namespace.
+        write("80/status", "80");
+        write("80/task/80/status", "80");
+        assert_eq!(Threads::default().ours(&proc, 80), None);
+        // It can't be read yet.
+        let mut unread = Threads::default();
+        assert_eq!((unread.ours(&proc, 90), unread.nested), (None, None));
     }
 
     #[test]

@@ -112,6 +112,11 @@ impl Attached {
         sampled && self.proc.kernel_symbols_visible() != Ok(false)
     }
 
+    /// Whether the samples show too few owners of page faults, and slices would show more.
+    pub fn owners_unknown(&self) -> bool {
+        self.proc.is_live() && self.collector.owners_unknown()
+    }
+
     /// Hands the records of the clocks to the collector. `last`: the clocks are stopped.
     pub fn drain(&mut self, last: bool) {
         if let Ok(clocks) = &mut self.sampling.clocks {

@@ -115,6 +115,9 @@ impl Window {
             let soon = now + TOGETHER.as_nanos() as u64;
             if due.drain.passed(soon, DRAIN_EVERY) {
                 self.target.drain(false);
+                if self.target.owners_unknown() {
+                    self.readings.faults.begin(now);
+                }
             }
             if due.wait.passed(now, Duration::from_nanos(self.readings.waits.next_in())) {
                 let (proc, collector) = (&self.target.proc, &mut self.target.collector);
@@ -122,8 +125,7 @@ impl Window {
                 self.readings.waits.sample(proc, &self.pids, &locks, collector, start, false);
             }
             if self.readings.faults.due_ns() <= now {
-                let (proc, collector) = (&self.target.proc, &mut self.target.collector);
-                self.readings.faults.turn(proc, &self.pids, collector);
+                self.readings.faults.turn(&self.target.proc, &self.pids, &self.target.collector);
             }
             if due.tick.passed(soon, TICK_EVERY) {
                 if !self.tick(t_ns) {

@@ -4,9 +4,9 @@ use crate::memory_kinds::PAGE;
 use allocwall_host::file::errno_text;
 use allocwall_host::memory::{PageMap, PageState, ResidentReader, Unread};
 use allocwall_host::proc::ProcFs;
-use allocwall_host::rights::{can_read_memory, run_as_root};
+use allocwall_host::rights::run_as_root;
 use allocwall_model::units::{Absence, Measured, Reason};
-use std::io::Error;
+use std::io::{Error, ErrorKind};
 use std::time::Instant;
 
 /// The most pages of one range: 256 GiB, which take 8 MiB here.
@@ -191,7 +191,7 @@ impl Memory {
         if !proc.is_live() {
             return Err(Absence::new(Reason::NotApplicable, "a copy of /proc contains no memory"));
         }
-        can_read_memory(pid).map_err(|error| refused("its memory can't be read", &error))?;
+        ResidentReader::may_read(pid).map_err(|error| refused("its memory can't be read", &error))?;
         let pages = PageMap::open(proc, pid).map_err(|error| page_map_refused(pid, &error))?;
         let reader = ResidentReader::new(deadline, most_bytes);
         Ok(Memory { pid, pages, reader, ordered: Block::default(), single: Block::default() })
@@ -282,7 +282,9 @@ fn refused(what: &str, error: &Error) -> Absence {
     let reason = match error.raw_os_error() {
         Some(libc::ESRCH | libc::ENOENT) => Reason::Vanished,
         Some(libc::EPERM | libc::EACCES) => Reason::NotPermitted,
-        Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM) => Reason::Exhausted,
+        // EAGAIN: no thread could be started to ask.
+        Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EAGAIN) => Reason::Exhausted,
+        _ if error.kind() == ErrorKind::TimedOut => Reason::TooCostly,
         _ => Reason::NotSupported,
     };
     let absence = Absence::new(reason, format!("{what}: {}", errno_text(error)));
@@ -438,5 +440,7 @@ mod tests {
             let absence = refused("memory", &Error::from_raw_os_error(code));
             assert_eq!((absence.reason, absence.advice().is_some()), (reason, advised), "{absence}");
         }
+        let late = refused("memory", &ErrorKind::TimedOut.into());
+        assert_eq!((late.reason, late.detail.as_str()), (Reason::TooCostly, "memory: timed out"));
     }
 }

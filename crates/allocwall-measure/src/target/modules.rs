@@ -6,6 +6,7 @@ use super::versions;
 use crate::reading::{Examined, FileReader, Mapped, Readers};
 use allocwall_host::inside;
 use allocwall_host::maps::{self, Mapping};
+use allocwall_host::proc::ProcFs;
 use allocwall_model::catalogue::modules::{ModuleRole, role_of_library};
 use allocwall_model::recording::Module;
 use allocwall_model::units::{Absence, Measured, Reason};
@@ -181,7 +182,9 @@ impl Modules {
         let path = mapping.display_path();
         let by_name = role_of_library(facts::file_name(&path)).unwrap_or(ModuleRole::Other);
         let index = self.list.len() as u32;
-        let examined = maps::open(&self.proc_root, pid, mapping).and_then(|file| {
+        // A leader that has ended shows neither files nor a root.
+        let thread = ProcFs::at(&self.proc_root).living_thread(pid);
+        let examined = maps::open(&self.proc_root, thread, mapping).and_then(|file| {
             let examined = self.reader.examine(index, &file, &path, by_name)?;
             self.facts_left = self.facts_left.checked_sub(examined.bytes()).ok_or_else(|| {
                 Absence::new(
@@ -193,7 +196,7 @@ impl Modules {
         });
         match examined {
             Ok((Examined { module, mut facts }, file)) => {
-                self.complete_version(pid, &path, &mut facts);
+                self.complete_version(thread, &path, &mut facts);
                 let known = Known { facts, file: Some(Arc::new(file)), ..Known::default() };
                 (Module { path, ..module }, known)
             }

@@ -48,15 +48,15 @@ impl Modules {
             },
             _ => refused(absence),
         })?;
-        let mut space = AddressSpace::new(thread);
+        let mut space = AddressSpace::new(pid);
         for mapping in &code.mappings {
             space.add_mapping(self, mapping);
         }
 
         let environ = proc.environ(thread);
         let exe_path = proc.exe(thread);
-        let exe = exe_path.as_ref().ok().and_then(|path| self.find_executable(&space, path));
-        let files = Loaded::new(self, &space, exe).files(environ.as_deref().unwrap_or(&[]));
+        let exe = exe_path.as_ref().ok().and_then(|path| self.find_executable(thread, &space, path));
+        let files = Loaded::new(self, thread, &space, exe).files(environ.as_deref().unwrap_or(&[]));
         let Components { libc, runtime, allocator, also, .. } = files.components();
         let process = Process {
             pid,
@@ -78,9 +78,9 @@ impl Modules {
     /// The mapped file of /proc/PID/exe. It is found by path if the paths agree (some file systems number
     /// devices differently in maps), else by device and inode (the path of a deleted or renamed file
     /// differs).
-    fn find_executable(&self, space: &AddressSpace, path: &Path) -> Option<usize> {
+    fn find_executable(&self, thread: i32, space: &AddressSpace, path: &Path) -> Option<usize> {
         let shown = path.to_string_lossy();
-        let identity = maps::identity(&self.proc_root.join(space.pid.to_string()).join("exe"));
+        let identity = maps::identity(&self.proc_root.join(thread.to_string()).join("exe"));
         let mut mapped = space.code().map(|code| code.module);
         mapped
             .find(|&module| self.list[module].path == shown)

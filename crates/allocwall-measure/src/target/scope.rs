@@ -17,7 +17,7 @@ const PRELOADS_LIMIT: usize = 64;
 pub(super) struct Loaded<'a> {
     modules: &'a Modules,
     /// A thread whose /proc entries show the process's files.
-    pid: i32,
+    thread: i32,
     exe: Option<usize>,
     /// Every file, by descending first address: the loader maps downwards, so files loaded first usually come
     /// first.
@@ -28,7 +28,7 @@ pub(super) struct Loaded<'a> {
 }
 
 impl<'a> Loaded<'a> {
-    pub fn new(modules: &'a Modules, space: &AddressSpace, exe: Option<usize>) -> Self {
+    pub fn new(modules: &'a Modules, thread: i32, space: &AddressSpace, exe: Option<usize>) -> Self {
         let mut code = HashMap::new();
         for range in space.code() {
             code.entry(range.module).or_insert(range);
@@ -47,12 +47,12 @@ impl<'a> Loaded<'a> {
                 by_name.entry(name.to_owned()).or_insert(module);
             }
         }
-        Loaded { modules, pid: space.pid, exe, all, code, by_name }
+        Loaded { modules, thread, exe, all, code, by_name }
     }
 
     pub fn files(self, environ: &[(String, String)]) -> Files<'a> {
         let Some(exe) = self.exe else {
-            let detail = format!("process {} does not map its own executable", self.pid);
+            let detail = format!("process {} does not map its own executable", self.thread);
             let absence = Absence::new(Reason::NotFound, detail);
             return Files {
                 modules: self.modules,
@@ -83,7 +83,7 @@ impl<'a> Loaded<'a> {
     /// from addresses. Those may be wrong: since Linux 6.7 large mappings are aligned, and sometimes a file
     /// fits into the gap above an earlier one.
     fn before(&self, other: usize) -> impl Fn(usize) -> bool {
-        let list = link_map::biases(&self.modules.proc_root.join(self.pid.to_string()));
+        let list = link_map::biases(&self.modules.proc_root.join(self.thread.to_string()));
         let other = self.code[&other];
         move |module| {
             let code = self.code[&module];
@@ -120,7 +120,7 @@ impl<'a> Loaded<'a> {
         if let Some((_, value)) = environ.iter().find(|(name, _)| name == "LD_PRELOAD") {
             names.extend(value.split([' ', ':']).map(str::to_owned));
         }
-        let global = inside::read(&modules.proc_root, self.pid, Path::new("/etc/ld.so.preload"), 64 << 10);
+        let global = inside::read(&modules.proc_root, self.thread, Path::new("/etc/ld.so.preload"), 64 << 10);
         if let Ok(bytes) = global {
             let text = String::from_utf8_lossy(&bytes).into_owned();
             names.extend(
@@ -158,7 +158,7 @@ impl<'a> Loaded<'a> {
     fn preloaded(&self, name: &str) -> Option<usize> {
         let modules = self.modules;
         if name.contains('/') {
-            let identity = inside::identity(&modules.proc_root, self.pid, Path::new(name));
+            let identity = inside::identity(&modules.proc_root, self.thread, Path::new(name));
             let same = |&module: &usize| identity.is_some() && modules.known[module].identity == identity;
             self.all.iter().copied().find(same).or_else(|| self.by_name.get(file_name(name)).copied())
         } else {

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 /// The executable memory of one process.
 #[derive(Clone, Debug)]
 pub struct AddressSpace {
+    /// The process, even if its first thread has ended.
     pub pid: i32,
     /// By first address; the ranges never overlap.
     regions: BTreeMap<u64, Region>,

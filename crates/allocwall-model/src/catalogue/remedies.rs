@@ -303,6 +303,20 @@ impl Remedy {
         library.package(musl).map(|name| format!("{distribution}: {name}"))
     }
 
+    /// Whether a trial can apply it without a value that only the user knows.
+    pub fn can_be_tried(&self) -> bool {
+        let is_known = |argument: Argument| {
+            !matches!(argument, Argument::Value(_) | Argument::Tunables | Argument::Variable)
+        };
+        self.start.is_some_and(|start| is_known(start.argument))
+    }
+
+    /// What it takes to apply it, the cheapest first: a setting, another allocator, a setting of the machine, a change of the
+    /// code or of its operation.
+    pub fn cost_to_apply(&self) -> CostToApply {
+        (self.kind, self.needs.contains(&Need::Preload))
+    }
+
     /// Whether it is a command, not advice.
     pub fn is_command(&self) -> bool {
         !matches!(self.how, How::Text(_))
@@ -457,6 +471,9 @@ const TRIPLE: &str = if cfg!(target_arch = "aarch64") { "aarch64-linux-gnu" } el
 /// Placeholder for the target's command, if that is unknown or too long to print.
 pub const UNKNOWN_COMMAND: &str = "CMD";
 
+/// See [`Remedy::cost_to_apply`].
+pub type CostToApply = (Kind, bool);
+
 /// Remedies with the same gain are tried in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
@@ -545,6 +562,8 @@ pub enum Need {
     MmapThresholdBelow(u64),
     MoreThanOneNode,
     Quota,
+    /// The memory that it maps and touches is not almost all of files.
+    MapsMemory,
     /// Forked children start other programs: samples show exec.
     ForksToExec,
     /// Forked children keep running the program of their parent: almost no sample shows that exec frees a copied address space.
@@ -595,6 +614,7 @@ impl Need {
                 | ArenasLimited
                 | MmapThresholdBelow(_)
                 | Quota
+                | MapsMemory
                 | ForksToExec
                 | ForksToStay
         )
@@ -640,6 +660,7 @@ impl Need {
             }
             Need::MoreThanOneNode => "a machine with more than one NUMA node",
             Need::Quota => "the cgroup has a CPU quota",
+            Need::MapsMemory => "the program maps and touches other memory than files",
             Need::ForksToExec => "forked children start other programs",
             Need::ForksToStay => "forked children do not start other programs",
         };
@@ -1396,7 +1417,7 @@ pub const TABLE: &[Remedy] = &[
         walls: &[Wall::FirstTouch, Wall::MapChurn],
         acts_on: HEAP_LINES,
         effect: Effect::AtMost(1.0, "no more than the listed call sites cause"),
-        needs: &[],
+        needs: &[Need::MapsMemory],
         restart: true,
         how: How::Text(
             "keep the buffers of the listed call sites in a pool; clear them instead of freeing them",
@@ -2106,6 +2127,28 @@ mod tests {
             assert!(!starts || r.start.is_some(), "{}", r.key);
             assert!(!r.template().contains("{}"), "{}", r.key);
         }
+    }
+
+    #[test]
+    fn a_trial_needs_no_value_that_only_the_user_knows() {
+        for (key, tried) in [
+            ("jemalloc", true),
+            ("node-semi-space", true),
+            ("glibc-trim-sooner", true),
+            ("jvm-heap", false),
+            ("glibc:", false),
+            ("env:", false),
+            ("malloc-trim", false),
+        ] {
+            assert_eq!(find(key).unwrap().can_be_tried(), tried, "{key}");
+        }
+    }
+
+    #[test]
+    fn a_setting_costs_less_than_another_allocator_and_that_less_than_a_change_of_the_code() {
+        let costs = ["glibc-trim-sooner", "jemalloc", "thp-always", "malloc-trim"]
+            .map(|key| find(key).unwrap().cost_to_apply());
+        assert!(costs.is_sorted_by(|a, b| a < b), "{costs:?}");
     }
 
     #[test]

@@ -10,6 +10,8 @@ pub enum CallWait {
     Map,
     Storage,
     Lock,
+    /// Starts a process. The caller of vfork and posix_spawn waits until the child runs its own program or ends.
+    Child,
     /// Waits for work: readiness, data, a child process, a timer.
     Idle,
 }
@@ -51,6 +53,9 @@ pub const CALLS: &[(&str, i64, i64, CallWait)] = &[
     ("flock", 73, 32, Lock),
     ("semop", 65, 193, Lock),
     ("semtimedop", 220, 192, Lock),
+    ("clone", 56, 220, Child),
+    ("clone3", 435, 435, Child),
+    ("vfork", 58, -1, Child),
     ("fsync", 74, 82, Storage),
     ("fdatasync", 75, 83, Storage),
     ("sync_file_range", 277, 84, Storage),
@@ -122,6 +127,12 @@ pub enum KernelWait {
     Futex,
     Storage,
     Memory,
+    /// Locks of the kernel's own work to start a process, such as those of its cgroups.
+    Start,
+    /// A process starts or ends, and inherits or gives up the counters of those who measure it: allocwall, or perf.
+    Perf,
+    /// The caller of vfork or posix_spawn waits until the child runs its own program or ends.
+    Child,
     Idle,
     /// Stopped by a signal or a tracer, or in a frozen cgroup.
     Stopped,
@@ -161,6 +172,16 @@ pub const SLEEPS: &[(&str, KernelWait)] = &[
     ("reclaim_throttle", KernelWait::Memory),
     ("shrink_*", KernelWait::Memory),
     ("*mem_cgroup_handle_over_high", KernelWait::Memory),
+    // kernel/events/core.c, kernel/trace/trace_event_perf.c.
+    ("perf_*", KernelWait::Perf),
+    ("_free_event", KernelWait::Perf),
+    ("inherit_event*", KernelWait::Perf),
+    ("inherit_task_group*", KernelWait::Perf),
+    // kernel/fork.c. copy_process is inside kernel_clone (_do_fork before 5.10), which alone waits for a child of vfork.
+    ("copy_process", KernelWait::Start),
+    ("wait_for_vfork_done", KernelWait::Child),
+    ("kernel_clone", KernelWait::Child),
+    ("_do_fork", KernelWait::Child),
     ("do_epoll_wait", KernelWait::Idle),
     ("ep_poll", KernelWait::Idle),
     ("do_sys_poll", KernelWait::Idle),
@@ -303,6 +324,8 @@ mod tests {
             ("futex", libc::SYS_futex),
             ("flock", libc::SYS_flock),
             ("semop", libc::SYS_semop),
+            ("clone", libc::SYS_clone),
+            ("clone3", libc::SYS_clone3),
             ("fsync", libc::SYS_fsync),
             ("msync", libc::SYS_msync),
             ("io_getevents", libc::SYS_io_getevents),
@@ -314,6 +337,20 @@ mod tests {
             ("brk", libc::SYS_brk),
         ] {
             assert_eq!(of(name), Some(number), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_start_of_a_process_is_no_storage() {
+        for (symbol, wait) in [
+            ("kernel_clone", Some(KernelWait::Child)),
+            ("copy_process.constprop.0", Some(KernelWait::Start)),
+            ("perf_trace_init", Some(KernelWait::Perf)),
+            ("folio_wait_bit_common", Some(KernelWait::Storage)),
+            ("do_wait", Some(KernelWait::Idle)),
+            ("bprm_execve", None),
+        ] {
+            assert_eq!(kernel_wait(symbol), wait, "{symbol}");
         }
     }
 
