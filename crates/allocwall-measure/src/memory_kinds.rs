@@ -53,7 +53,7 @@ pub fn is_arena(mapping_start: u64, address: u64, word: Word<'_>) -> bool {
 
 /// A block with a mapping of its own starts with its chunk header (sysmalloc_mmap in glibc's malloc/malloc.c): what was
 /// left out for alignment, and its size with the bit IS_MMAPPED. Returns the end of the block.
-fn block_end(block: u64, mapping_end: u64, word: Word<'_>) -> Option<u64> {
+pub fn block_end(block: u64, mapping_end: u64, word: Word<'_>) -> Option<u64> {
     const IS_MMAPPED: u64 = 2;
     if block + 16 > mapping_end {
         return None;
@@ -81,15 +81,15 @@ pub fn mapped_blocks(start: u64, end: u64, most: usize, word: Word<'_>) -> u64 {
     block
 }
 
-/// Whether an address is in one of the blocks that follow one another from `start` on; None if more blocks are before it
-/// than are read.
-pub fn is_mapped_block(start: u64, end: u64, address: u64, word: Word<'_>) -> Option<bool> {
+/// The start of the block that holds an address, of those that follow one another from `start` on, if it is in one of them;
+/// None if more blocks are before it than are read.
+pub fn mapped_block(start: u64, end: u64, address: u64, word: Word<'_>) -> Option<Option<u64>> {
     let mut block = start;
     for _ in 0..BLOCKS_IN_A_ROW {
         match block_end(block, end, word) {
-            Some(next) if address < next => return Some(true),
+            Some(next) if address < next => return Some(Some(block)),
             Some(next) => block = next,
-            None => return Some(false),
+            None => return Some(None),
         }
     }
     None
@@ -155,25 +155,28 @@ mod tests {
         let end = BASE + 0x30_000;
         let blocks = [(BASE, 0), (BASE + 8, 0x10_002), (BASE + 0x10_000, 0), (BASE + 0x10_008, 0x20_002)];
         for address in [BASE, BASE + 0xffff, BASE + 0x10_000, BASE + 0x2f_fff] {
-            assert_eq!(is_mapped_block(BASE, end, address, &mut memory(&blocks)), Some(true), "{address:x}");
+            assert!(
+                matches!(mapped_block(BASE, end, address, &mut memory(&blocks)), Some(Some(_))),
+                "{address:x}"
+            );
         }
         assert_eq!(mapped_blocks(BASE, end, 9, &mut memory(&blocks)), end);
         assert_eq!(mapped_blocks(BASE, end, 1, &mut memory(&blocks)), BASE + 0x10_000);
         // The second header belongs to somebody else: only the first block is known.
         let mut other = blocks;
         other[3].1 = 0x20_001;
-        assert_eq!(is_mapped_block(BASE, end, BASE + 0x100, &mut memory(&other)), Some(true));
-        assert_eq!(is_mapped_block(BASE, end, BASE + 0x10_100, &mut memory(&other)), Some(false));
+        assert_eq!(mapped_block(BASE, end, BASE + 0x100, &mut memory(&other)), Some(Some(BASE)));
+        assert_eq!(mapped_block(BASE, end, BASE + 0x10_100, &mut memory(&other)), Some(None));
         assert_eq!(mapped_blocks(BASE, end, 9, &mut memory(&other)), BASE + 0x10_000);
         for header in [0x10_000, 0x10_006, 2, 0x10_012, 0x40_002, u64::MAX, u64::MAX - 5] {
             let words = [(BASE, 8), (BASE + 8, header)];
-            let found = is_mapped_block(BASE, end, BASE + 0x100, &mut memory(&words));
-            assert_eq!(found, Some(false), "{header:x}");
+            let found = mapped_block(BASE, end, BASE + 0x100, &mut memory(&words));
+            assert_eq!(found, Some(None), "{header:x}");
             assert_eq!(mapped_blocks(BASE, end, 9, &mut memory(&words)), BASE);
         }
         // Aligned memory: the part before the block was left out.
         let aligned = [(BASE, 0x10), (BASE + 8, 0x10_ff2)];
-        assert_eq!(is_mapped_block(BASE, end, BASE + 0x100, &mut memory(&aligned)), Some(true));
+        assert_eq!(mapped_block(BASE, end, BASE + 0x100, &mut memory(&aligned)), Some(Some(BASE)));
     }
 
     #[test]
@@ -182,8 +185,8 @@ mod tests {
         let end = BASE + blocks * PAGE;
         let header = |nth: u64| [(BASE + nth * PAGE, 0), (BASE + nth * PAGE + 8, PAGE | 2)];
         let words: Vec<_> = (0..blocks).flat_map(header).collect();
-        assert_eq!(is_mapped_block(BASE, end, end - PAGE - 1, &mut memory(&words)), Some(true));
-        assert_eq!(is_mapped_block(BASE, end, end - 1, &mut memory(&words)), None);
+        assert!(matches!(mapped_block(BASE, end, end - PAGE - 1, &mut memory(&words)), Some(Some(_))));
+        assert_eq!(mapped_block(BASE, end, end - 1, &mut memory(&words)), None);
     }
 
     #[test]

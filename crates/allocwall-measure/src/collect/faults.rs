@@ -11,7 +11,7 @@
 //! looked up at once, so that few of them have this error.
 
 use super::places::{At, Places, Soon};
-use crate::memory_kinds::{PAGE, POOLS, is_arena, is_mapped_block, is_pool};
+use crate::memory_kinds::{PAGE, POOLS, block_end, is_arena, is_pool, mapped_block};
 use allocwall_host::file::absence_of;
 use allocwall_host::maps::{Finder, Mapping};
 use allocwall_host::memory::{PageMap, PageState, ResidentReader, Unread};
@@ -52,6 +52,8 @@ const LISTS_FREE: Duration = Duration::from_millis(5);
 const LISTED: usize = 128 << 10;
 /// How far above and below the stack pointer an address counts as stack: signal frames, large frames, stack probes.
 const STACK_REACH: u64 = 64 << 10;
+/// The most places of earlier mapped blocks that are kept for a process.
+const BLOCKS_KEPT: usize = 32;
 /// The longest instruction of x86.
 const CODE: usize = 15;
 
@@ -93,6 +95,8 @@ pub struct Faults {
     only_lists: bool,
     lists: HashMap<i32, List>,
     places: Places,
+    /// Where malloc's mapped blocks began, by process; the latest first.
+    blocks: HashMap<i32, VecDeque<u64>>,
 }
 
 /// The mappings of a process, as last read.
@@ -160,6 +164,7 @@ impl Faults {
         self.instructions.clear();
         self.memory.processes.clear();
         self.places.forget();
+        self.blocks.clear();
         self.lists.retain(|_, list| list.read.elapsed() < 40 * LIST_EVERY);
     }
 
@@ -297,7 +302,7 @@ impl Faults {
         if is_arena(start, address, &mut word) {
             return Owner::Arena;
         }
-        let in_block = is_mapped_block(start, end, address, &mut word);
+        let in_block = in_block(start, end, address, self.blocks.entry(pid).or_default(), &mut word);
         if in_block == Some(true) {
             return Owner::MappedBlock;
         }
@@ -306,6 +311,29 @@ impl Faults {
         }
         if unread || in_block.is_none() { Owner::Unknown } else { Owner::Private }
     }
+}
+
+/// Whether an address is in one of malloc's mapped blocks; None if that is unknown. The kernel merges neighbours, and if other
+/// memory lies before a block, none begins where the mapping does. Programs map blocks where others were before, so the places of
+/// `earlier` ones are tried too; a header must be there now.
+fn in_block(
+    start: u64,
+    end: u64,
+    address: u64,
+    earlier: &mut VecDeque<u64>,
+    word: &mut dyn FnMut(u64) -> Option<u64>,
+) -> Option<bool> {
+    let found = mapped_block(start, end, address, word);
+    if let Some(Some(block)) = found {
+        if !earlier.contains(&block) {
+            earlier.truncate(BLOCKS_KEPT - 1);
+            earlier.push_front(block);
+        }
+        return Some(true);
+    }
+    let mut before = earlier.iter().filter(|block| (start..=address).contains(*block));
+    let again = before.any(|block| block_end(*block, end, word).is_some_and(|end| address < end));
+    if again { Some(true) } else { found.map(|_| false) }
 }
 
 fn holds(mapping: &Mapping, address: u64) -> bool {
@@ -676,6 +704,31 @@ mod tests {
     use std::io::{BufRead, BufReader, Lines, Write};
     use std::path::Path;
     use std::process::{Child, ChildStdout, Command, Stdio};
+
+    #[test]
+    fn a_block_behind_other_memory_is_found_where_an_earlier_one_was() {
+        const BASE: u64 = 0x7f12_4000_0000;
+        let header = |block: u64| move |at: u64| Some(if at == block + 8 { 0x10_0002 } else { 0 });
+        let mut earlier = VecDeque::new();
+        let (block, end) = (BASE + 0x10_0000, BASE + 0x20_0000);
+        let at = block + 0x5000;
+        // Nothing shows that there is a block.
+        assert_eq!(in_block(BASE, end, at, &mut earlier, &mut header(block)), Some(false));
+        assert_eq!(in_block(block, end, at, &mut earlier, &mut header(block)), Some(true));
+        assert_eq!(in_block(BASE, end, at, &mut earlier, &mut header(block)), Some(true));
+        // It has gone, or ends before the address, or the address is before it.
+        assert_eq!(in_block(BASE, end, at, &mut earlier, &mut |_| Some(0)), Some(false));
+        assert_eq!(in_block(BASE, end + 0x1000, end, &mut earlier, &mut header(block)), Some(false));
+        assert_eq!(in_block(BASE, end, BASE + 0x5000, &mut earlier, &mut header(block)), Some(false));
+        for n in 1..100 {
+            let block = BASE + n * 0x10_0000;
+            assert_eq!(
+                in_block(block, block + 0x10_0000, block, &mut earlier, &mut header(block)),
+                Some(true)
+            );
+        }
+        assert_eq!(earlier.len(), BLOCKS_KEPT);
+    }
 
     /// A program with memory of every kind. It prints where each is, and changes some of it when it gets a line.
     const SUBJECT: &str = r#"
