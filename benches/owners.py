@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Whose memory the page faults are about: `allocwall diagnose` compared with the account of a program that touches memory of six owners.
 
-As root the shares are of CPU time, without root (the user `nobody`) of the number of faults; the program counts both.
+The shares are of CPU time or of the number of faults: without root (the user `nobody`), and as root if the owners of too many CPU samples
+are unknown. The program counts both.
 
     benches/owners.py                       both, three runs each
     benches/owners.py --runs 1 --json FILE

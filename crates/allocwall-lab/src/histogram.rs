@@ -2,6 +2,7 @@
 
 use hdrhistogram::Histogram as Hdr;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Significant digits.
 const DIGITS: u8 = 3;
@@ -54,6 +55,23 @@ impl Histogram {
             })
             .collect()
     }
+
+    /// The share of all values in each tenth of a decade, from the first to the last that has values, with its lower end.
+    pub fn tenths(&self) -> Vec<(f64, f64)> {
+        let tenth = |ns: u64| (ns.max(1) as f64).log10() * 10.0;
+        let mut counts: BTreeMap<i64, u64> = BTreeMap::new();
+        for step in self.0.iter_recorded() {
+            *counts.entry(tenth(step.value_iterated_to()).floor() as i64).or_default() +=
+                step.count_at_value();
+        }
+        let (Some(first), Some(last)) = (counts.keys().next(), counts.keys().next_back()) else {
+            return vec![];
+        };
+        let all = self.count() as f64;
+        let share = |tenth: i64| counts.get(&tenth).map_or(0.0, |count| *count as f64 / all);
+        // One more, at which the last one ends.
+        (*first..=last + 1).map(|tenth| (10f64.powf(tenth as f64 / 10.0), share(tenth))).collect()
+    }
 }
 
 impl From<Vec<(u64, u64)>> for Histogram {
@@ -98,6 +116,18 @@ mod tests {
     fn nothing_has_no_quantile() {
         let none = Histogram::default();
         assert_eq!((none.quantile(0.5), none.max(), none.above().len()), (None, None, 0));
+    }
+
+    #[test]
+    fn tenths_of_a_decade_sum_to_one_and_have_no_gap() {
+        let tenths = Histogram::from(vec![(150, 60), (155, 20), (5_000, 20)]).tenths();
+        // 125.9 to 158.5, and 3981 to 5012.
+        assert_eq!((tenths[0].0 as u64, tenths[0].1), (125, 0.8));
+        let [.., (from, share), (end, after)] = tenths[..] else { panic!("at least two") };
+        assert_eq!((from as u64, share, end as u64, after), (3_981, 0.2, 5_011, 0.0));
+        assert_eq!(tenths.len(), 17);
+        assert!((tenths.iter().map(|(_, share)| share).sum::<f64>() - 1.0).abs() < 1e-9);
+        assert!(Histogram::default().tenths().is_empty());
     }
 
     #[test]

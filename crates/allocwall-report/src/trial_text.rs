@@ -9,7 +9,9 @@ use allocwall_model::shell::quoted;
 use allocwall_model::units::{Interval, Measured, Reason};
 use allocwall_trial::compare::decided;
 use allocwall_trial::plan::MOST_BLOCKS;
-use allocwall_trial::{ArmProof, BASELINES, Comparison, Metric, Outcome, ProofState, TrialResult, Unit};
+use allocwall_trial::{
+    ArmProof, BASELINES, Comparison, LAZY_FREE, Metric, Outcome, ProofState, TrialResult, Unit,
+};
 
 /// Failures that are listed. The others are only counted.
 const FAILURES_SHOWN: usize = 3;
@@ -142,6 +144,7 @@ fn baseline(page: &mut Page, outcome: &TrialResult) {
     }
     rest(page, outcome, &outcome.baseline, has_own_row);
     notes(page, outcome, &outcome.baseline, has_own_row);
+    lazily_freed(page, outcome, 0);
 }
 
 /// Whether a comparison has its own row: primary metrics, and metrics that changed. The others share a line.
@@ -206,6 +209,20 @@ fn remedy(page: &mut Page, outcome: &TrialResult, arm: usize) {
     }
     rest(page, outcome, &comparisons, has_row);
     notes(page, outcome, &comparisons, has_row);
+    lazily_freed(page, outcome, arm);
+}
+
+/// Where there is any: memory that the figures of resident memory contain, but that the program does not hold any more.
+fn lazily_freed(page: &mut Page, outcome: &TrialResult, arm: usize) {
+    for metric in outcome.design.metrics.iter().filter(|metric| metric.key.ends_with(LAZY_FREE)) {
+        let median = outcome.summaries[arm].medians.get(&metric.key);
+        if matches!(median, Some(Ok(bytes)) if *bytes > 0.0) {
+            let amount = value(Some(metric), median);
+            let title = &metric.title;
+            let text = format!("{title} {amount}: freed with MADV_FREE, resident until the kernel takes it");
+            page.wrapped(4, &text, Ink::Faint);
+        }
+    }
 }
 
 fn proof_text(proof: &ArmProof) -> String {
@@ -565,6 +582,27 @@ mod tests {
         ] {
             assert!(page.contains(line), "{page}");
         }
+    }
+
+    #[test]
+    fn lazily_freed_memory_is_printed_where_there_is_any() {
+        let page = |bytes: f64| {
+            let mut outcome = sketches::one_better();
+            let key = format!("final{LAZY_FREE}");
+            outcome.design.metrics.push(Metric {
+                key: key.clone(),
+                title: "final LazyFree".to_string(),
+                unit: Unit::Bytes,
+                direction: allocwall_trial::Direction::LowerIsBetter,
+                primary: false,
+            });
+            outcome.summaries[0].medians.insert(key.clone(), Ok(0.0));
+            outcome.summaries[2].medians.insert(key, Ok(bytes));
+            printed(&outcome, 100)
+        };
+        let some = page(3e7);
+        assert_eq!(some.matches("final LazyFree 28.6 MiB: freed with MADV_FREE").count(), 1, "{some}");
+        assert!(!page(0.0).contains("LazyFree"));
     }
 
     #[test]

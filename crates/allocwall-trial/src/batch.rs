@@ -355,6 +355,7 @@ pub fn metrics(figures: &[Reading]) -> Vec<Metric> {
         ("peak_pss_bytes", "peak PSS", Unit::Bytes),
         ("final_rss_bytes", "final resident", Unit::Bytes),
         ("final_pss_bytes", "final PSS", Unit::Bytes),
+        ("final_lazy_free_bytes", "final LazyFree", Unit::Bytes),
         ("minor_faults", "minor faults", Unit::Count),
         ("major_faults", "major faults", Unit::Count),
         ("voluntary_switches", "voluntary switches", Unit::Count),

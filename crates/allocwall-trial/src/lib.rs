@@ -36,6 +36,9 @@ use std::collections::BTreeMap;
 /// Number of baseline arms: A and A′.
 pub const BASELINES: usize = 2;
 
+/// End of the key of a metric: the part of resident memory that the program freed with MADV_FREE, and the kernel has not taken yet.
+pub const LAZY_FREE: &str = "_lazy_free_bytes";
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Direction {

@@ -543,6 +543,7 @@ impl Running {
             peak_pss_bytes: summary.peak_pss_bytes,
             final_rss_bytes: summary.final_rss_bytes,
             final_pss_bytes: summary.final_pss_bytes,
+            final_lazy_free_bytes: summary.final_lazy_free_bytes,
             memory: series.samples,
             stdout: output(&mut self.stdout),
             stderr: output(&mut self.stderr),
@@ -643,6 +644,8 @@ pub struct Finished {
     /// The last sample before the end; `memory` has its time.
     pub final_rss_bytes: Measured<u64>,
     pub final_pss_bytes: Measured<u64>,
+    /// Part of the final resident memory: freed by the program (MADV_FREE), but not taken by the kernel yet.
+    pub final_lazy_free_bytes: Measured<u64>,
     pub memory: Vec<MemorySample>,
     pub stdout: Tail,
     pub stderr: Tail,
@@ -680,6 +683,7 @@ impl Finished {
             ("peak_pss_bytes", bytes(&self.peak_pss_bytes)),
             ("final_rss_bytes", bytes(&self.final_rss_bytes)),
             ("final_pss_bytes", bytes(&self.final_pss_bytes)),
+            ("final_lazy_free_bytes", bytes(&self.final_lazy_free_bytes)),
             ("minor_faults", count(self.minor_faults)),
             ("major_faults", count(self.major_faults)),
             ("voluntary_switches", count(self.voluntary_switches)),

@@ -12,7 +12,7 @@ use super::load::request::Request;
 use super::load::{Better, Reading, Unit as ReadingUnit};
 use super::proof::Seen;
 use super::run::{self, Output, Running, Start};
-use super::{Direction, Metric, Unit};
+use super::{Direction, LAZY_FREE, Metric, Unit};
 use allocwall_host::clock;
 use allocwall_host::proc::ProcFs;
 use allocwall_model::error::{Error, Result};
@@ -278,12 +278,15 @@ impl Server<'_> {
                 std::thread::sleep(GLANCE);
             }
             let proc = ProcFs::live();
-            let resident: Measured<u64> = running
-                .processes()
-                .iter()
-                .map(|&pid| Ok(proc.process_stat(pid)?.resident_pages * proc.page_bytes()))
-                .sum();
-            ran.metrics.insert(format!("{name}_rss_bytes"), resident.map(|bytes| bytes as f64));
+            let pids = running.processes();
+            let sum = |of: &dyn Fn(i32) -> Measured<u64>| {
+                let bytes: Measured<u64> = pids.iter().map(|&pid| of(pid)).sum();
+                bytes.map(|bytes| bytes as f64)
+            };
+            let resident = sum(&|pid| Ok(proc.process_stat(pid)?.resident_pages * proc.page_bytes()));
+            let lazily_freed = sum(&|pid| Ok(proc.smaps_rollup(pid)?.lazy_free));
+            ran.metrics.insert(format!("{name}_rss_bytes"), resident);
+            ran.metrics.insert(format!("{name}{LAZY_FREE}"), lazily_freed);
         }
     }
 }
@@ -395,11 +398,18 @@ pub fn metrics(server: &Server, first: &Ran) -> Vec<Metric> {
     metrics.push(fixed("peak_rss_bytes", "peak resident", Unit::Bytes, false));
     metrics.push(fixed("peak_pss_bytes", "peak PSS", Unit::Bytes, false));
     metrics.push(fixed("loaded_rss_bytes", "resident under load", Unit::Bytes, false));
+    metrics.push(fixed("loaded_lazy_free_bytes", "LazyFree under load", Unit::Bytes, false));
     for rest in &server.rest {
         let seconds = rest.as_secs_f64();
         metrics.push(fixed(
             &format!("rest_{seconds}s_rss_bytes"),
             &format!("resident {seconds} s later"),
+            Unit::Bytes,
+            false,
+        ));
+        metrics.push(fixed(
+            &format!("rest_{seconds}s{LAZY_FREE}"),
+            &format!("LazyFree {seconds} s later"),
             Unit::Bytes,
             false,
         ));

@@ -5,25 +5,37 @@ use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use tempfile::NamedTempFile;
 
 /// Writes a file that only its owner can read (0600). The write is atomic: a temporary file in the same folder, then
 /// a rename. Overwrites a regular file that the user may write to, but never `source`, the file that `contents` came
 /// from.
 pub fn write(path: &Path, contents: &[u8], source: Option<&Path>) -> anyhow::Result<()> {
-    may_replace(path, source)?;
-    let folder = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
+    let mut file = beside(path, source)?;
     let shown = path.display();
-    // tempfile creates with mode 0600 on Unix.
-    let mut file = tempfile::NamedTempFile::new_in(folder)
-        .with_context(|| format!("cannot write {shown}: cannot create a file in {}", folder.display()))?;
     file.write_all(contents)
         .and_then(|()| file.as_file().sync_all())
         .with_context(|| format!("cannot write {shown}"))?;
     file.persist(path).map_err(|e| e.error).with_context(|| format!("cannot write {shown}"))?;
     Ok(())
+}
+
+/// Whether `write` could write this file now; for results that take long to make.
+pub fn check(path: &Path) -> anyhow::Result<()> {
+    beside(path, None).map(drop)
+}
+
+/// A new file in the folder of `path`, which may replace it.
+fn beside(path: &Path, source: Option<&Path>) -> anyhow::Result<NamedTempFile> {
+    may_replace(path, source)?;
+    let folder = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    // tempfile creates with mode 0600 on Unix.
+    NamedTempFile::new_in(folder).with_context(|| {
+        format!("cannot write {}: cannot create a file in {}", path.display(), folder.display())
+    })
 }
 
 fn may_replace(path: &Path, source: Option<&Path>) -> anyhow::Result<()> {
@@ -66,6 +78,8 @@ mod tests {
         write(&path, b"new", None).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new");
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        check(&path).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "the temporary file is still there");
     }
 
@@ -76,8 +90,9 @@ mod tests {
         fs::write(&target, "kept").unwrap();
         symlink(&target, &link).unwrap();
         for path in [link.as_path(), folder.path(), Path::new("/dev/null")] {
-            let error = write(path, b"new", None).unwrap_err().to_string();
-            assert!(error.contains("not a regular file"), "{error}");
+            for error in [write(path, b"new", None).unwrap_err(), check(path).unwrap_err()] {
+                assert!(error.to_string().contains("not a regular file"), "{error}");
+            }
         }
         assert_eq!(fs::read(&target).unwrap(), b"kept");
     }
@@ -94,7 +109,10 @@ mod tests {
 
     #[test]
     fn a_missing_folder_is_named_in_the_error() {
-        let error = format!("{:#}", write(Path::new("/nonexistent/x.svg"), b"", None).unwrap_err());
-        assert!(error.contains("/nonexistent") && error.contains("No such file"), "{error}");
+        let path = Path::new("/nonexistent/x.svg");
+        for error in [write(path, b"", None).unwrap_err(), check(path).unwrap_err()] {
+            let error = format!("{error:#}");
+            assert!(error.contains("/nonexistent") && error.contains("No such file"), "{error}");
+        }
     }
 }

@@ -12,11 +12,10 @@ use common::{MachineTime, STOLEN, favoured};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{ChildStdout, Command, Stdio};
 use std::sync::Mutex;
 
 static MACHINE: Mutex<()> = Mutex::new(());
-const WINDOW: &str = "6s";
 const ALLOCWALL: &str = env!("CARGO_BIN_EXE_allocwall");
 
 /// The line of the bill that is compared with the subject's own account.
@@ -36,15 +35,39 @@ struct Case {
     dials: [&'static str; 2],
     walls: &'static [&'static str],
     line: Line,
-    /// Percentage points.
-    tolerance: f64,
+    windows: Windows,
     /// Statuses that the wall may have in the twin.
     twin: &'static [&'static str],
     /// The subject's own wait that other work on the machine, or a fast disk, can make smaller than the dial asks
     /// for.
     lessened: Option<&'static str>,
-    extra: &'static [&'static str],
 }
+
+/// How far the bill may be from the subject's own account, in percentage points.
+///
+/// A busy CPU gets 3,000 samples in the window of a dial, however long that is. The standard error of a share is then
+/// at most √(0.25 / 3,000) = 0.9 points, so that chance puts a bill 3 points off once in a thousand times at most. The
+/// two ends of the window add to this: a subject keeps to its dial within 4 ms or one piece of work, and its account
+/// between two readings is taken as a straight line.
+const TOLERANCE: f64 = 3.0;
+/// As many as 6 s have at the rate that is usual in a virtual machine, 499 a second.
+const SAMPLES: f64 = 2_994.0;
+
+/// Seconds of the windows: of a dial, and of the twin. A twin needs fewer samples: if none of 400 is of its wall, the
+/// wall has less than 1 %.
+type Windows = (f64, f64);
+/// A piece of work takes some milliseconds: 8 ms at both ends are 0.4 points of 2 s.
+const FINE: Windows = (2.0, 1.0);
+/// A piece of work or of waiting takes 30 to 60 ms (the life of a child of fork-write, the throttled part of a period),
+/// so that both ends together may add 3 points to a window of 2 s. Or the line comes from samples of waits, of which
+/// there are only some fifty a second.
+const COARSE: Windows = (4.0, 1.0);
+/// Samples of waits must also rule the wall out in the twin. Its idle thread gives about 50 of them in 3 s. If none is
+/// for the lock, the lock has less than 7 % of that thread's time, which is 3.6 % of the time of the two busy threads.
+const WAITS: Windows = (4.0, 3.0);
+/// A collection of the whole heap takes some 60 ms, a few times a second. The share varies so much from one part of the
+/// window to the next that, in a shorter one, the interval around 20 % would reach the threshold, 15 %.
+const COLLECTIONS: Windows = (6.0, 1.0);
 
 /// If a subject waited for a CPU for more than this share of its runnable time, other work used the machine.
 const QUEUED: f64 = 0.05;
@@ -130,8 +153,8 @@ fn misses(case: &Case, dial: &str, truth: &Truth, seen: &Value) -> Vec<String> {
         unseen * 100.0
     );
     // The bill divides unsampled time like sampled time, but all or none of it may belong to this line.
-    let mut low = -case.tolerance - (1.0 - measured) * unseen * 100.0;
-    let mut high = case.tolerance + measured * unseen * 100.0;
+    let mut low = -TOLERANCE - (1.0 - measured) * unseen * 100.0;
+    let mut high = TOLERANCE + measured * unseen * 100.0;
     match case.line {
         // Without the price of fault_return, the end of a fault is billed to the program: about 8 % of the cost
         // (ARCHITECTURE.md).
@@ -169,7 +192,7 @@ fn too_little(case: &Case, truth: &Truth) -> bool {
     let walls = Wall::ALL.iter().filter(|wall| case.walls.contains(&wall.key()));
     let from = walls.map(|wall| thresholds::of(*wall).wall_from).fold(f64::INFINITY, f64::min);
     let share = truth.wait_share(key);
-    let little = share < from + case.tolerance / 100.0;
+    let little = share < from + TOLERANCE / 100.0;
     if little {
         println!(
             "skipped in part: the subject did not reach its dial: {key} took {:.1} %, as it waited for a CPU {:.1} % of the time",
@@ -247,10 +270,7 @@ fn share_around_calls() -> f64 {
 fn observe(case: &Case, dial: &str, twin: bool) -> Result<(Truth, Value), String> {
     let (prices, _) = prices();
     let mut command = Command::new(ALLOCWALL);
-    command.args(["subject", case.subject, "--seconds", "30"]).args(case.extra);
-    if dial != "-" {
-        command.args(["--dial", dial]);
-    }
+    command.args(["subject", case.subject, "--seconds", "30", "--dial", dial]);
     if twin {
         command.arg("--twin");
     }
@@ -269,9 +289,12 @@ fn observe(case: &Case, dial: &str, twin: bool) -> Result<(Truth, Value), String
     let ready = next(&mut stdout, &mut truth)["ready"] == true;
     assert!(ready, "{} never became ready: {truth:?}", case.subject);
     let pid = truth[0]["pid"].as_i64().expect("its pid");
+    let seconds = if twin { case.windows.1 } else { case.windows.0 };
+    let rate = (SAMPLES / case.windows.0) as u32;
     let mut diagnose = Command::new(ALLOCWALL);
     diagnose
-        .args(["diagnose", "-p", &pid.to_string(), "-d", WINDOW, "--json", "-o"])
+        .args(["diagnose", "-p", &pid.to_string(), "-d", &format!("{seconds}s")])
+        .args(["--rate", &rate.to_string(), "--json", "-o"])
         .arg(recording())
         .env("XDG_CACHE_HOME", prices)
         .stderr(Stdio::piped());
@@ -283,9 +306,10 @@ fn observe(case: &Case, dial: &str, twin: bool) -> Result<(Truth, Value), String
     let seen: Value = serde_json::from_slice(&diagnosed.stdout).expect("the report is JSON");
     let begin = seen["recording"]["started_unix_ms"].as_f64().expect("a start");
     let end = begin + seen["recording"]["window_ns"].as_f64().expect("a window") / 1e6;
-    // Read up to the first reading after the window.
-    while next(&mut stdout, &mut truth)["t_real_ms"].as_f64() < Some(end) {}
-    stop(&mut child);
+    // When it is stopped, it prints a last reading at once; the next of the regular ones may be a second away.
+    let _ = Command::new("kill").arg(child.id().to_string()).status();
+    while next(&mut stdout, &mut truth)["final"] != true {}
+    let _ = child.wait();
     let truth = Truth { readings: truth, begin, end, machine };
     Ok((truth, seen))
 }
@@ -296,11 +320,6 @@ fn next<'a>(stdout: &mut BufReader<ChildStdout>, truth: &'a mut Vec<Value>) -> &
     stdout.read_line(&mut line).expect("truth is text");
     truth.push(serde_json::from_str(&line).unwrap_or_else(|_| panic!("{line:?} is no line of truth")));
     &truth[truth.len() - 1]
-}
-
-fn stop(child: &mut Child) {
-    let _ = Command::new("kill").arg(child.id().to_string()).status();
-    let _ = child.wait();
 }
 
 /// The subject's cumulative readings, and begin and end of the window in the subject's milliseconds.
@@ -414,22 +433,22 @@ macro_rules! cases {
 const FAULTS: Line = Line::Cpu("fault_path+zeroing");
 
 cases! {
-    cold_touch: Case { subject: "cold-touch", dials: ["0.3", "0.5"], walls: &["first_touch"], line: FAULTS, tolerance: 3.0, twin: RULED_OUT, lessened: None, extra: &[] };
-    fork_write: Case { subject: "fork-write", dials: ["0.3", "0.5"], walls: &["fork"], line: Line::Cpu("copy_on_write+fork_exit"), tolerance: 3.0, twin: RULED_OUT, lessened: None, extra: &[] };
-    file_touch: Case { subject: "file-touch", dials: ["0.3", "0.5"], walls: &["file_fault"], line: Line::Cpu("file_fault"), tolerance: 3.0, twin: RULED_OUT, lessened: None, extra: &[] };
-    map_churn: Case { subject: "map-churn", dials: ["0.35", "0.5"], walls: &["map_churn", "first_touch"], line: Line::Cpu("fault_path+zeroing+map_calls+page_release+address_space_lock+allocator_code"), tolerance: 3.0, twin: RULED_OUT, lessened: None, extra: &[] };
-    map_direct: Case { subject: "map-direct", dials: ["0.2", "0.3"], walls: &["map_churn"], line: Line::Cpu("map_calls+page_release+address_space_lock"), tolerance: 3.0, twin: RULED_OUT, lessened: None, extra: &[] };
-    address_space_lock: Case { subject: "address-space-lock", dials: ["0.3", "0.4"], walls: &["address_space_lock"], line: Line::Wait("address_space_lock"), tolerance: 3.0, twin: RULED_OUT, lessened: Some("address_space_lock"), extra: &[] };
-    call_rate: Case { subject: "call-rate", dials: ["0.25", "0.5"], walls: &["call_rate"], line: Line::CpuAround("allocator_code"), tolerance: 3.0, twin: RULED_OUT, lessened: None, extra: &[] };
-    large_calloc: Case { subject: "large-calloc", dials: ["0.3", "0.5"], walls: &["large_allocations"], line: Line::Cpu("block_filling"), tolerance: 3.0, twin: RULED_OUT, lessened: None, extra: &[] };
-    contention: Case { subject: "contention", dials: ["0.3", "0.5"], walls: &["allocator_contention"], line: Line::CpuAround("allocator_code+allocator_locks"), tolerance: 3.0, twin: NOT_THE_WALL, lessened: Some("allocator"), extra: &[] };
+    cold_touch: Case { subject: "cold-touch", dials: ["0.3", "0.5"], walls: &["first_touch"], line: FAULTS, windows: FINE, twin: RULED_OUT, lessened: None };
+    fork_write: Case { subject: "fork-write", dials: ["0.3", "0.5"], walls: &["fork"], line: Line::Cpu("copy_on_write+fork_exit"), windows: COARSE, twin: RULED_OUT, lessened: None };
+    file_touch: Case { subject: "file-touch", dials: ["0.3", "0.5"], walls: &["file_fault"], line: Line::Cpu("file_fault"), windows: FINE, twin: RULED_OUT, lessened: None };
+    map_churn: Case { subject: "map-churn", dials: ["0.35", "0.5"], walls: &["map_churn", "first_touch"], line: Line::Cpu("fault_path+zeroing+map_calls+page_release+address_space_lock+allocator_code"), windows: FINE, twin: RULED_OUT, lessened: None };
+    map_direct: Case { subject: "map-direct", dials: ["0.2", "0.3"], walls: &["map_churn"], line: Line::Cpu("map_calls+page_release+address_space_lock"), windows: FINE, twin: RULED_OUT, lessened: None };
+    address_space_lock: Case { subject: "address-space-lock", dials: ["0.3", "0.4"], walls: &["address_space_lock"], line: Line::Wait("address_space_lock"), windows: WAITS, twin: RULED_OUT, lessened: Some("address_space_lock") };
+    call_rate: Case { subject: "call-rate", dials: ["0.25", "0.5"], walls: &["call_rate"], line: Line::CpuAround("allocator_code"), windows: FINE, twin: RULED_OUT, lessened: None };
+    large_calloc: Case { subject: "large-calloc", dials: ["0.3", "0.5"], walls: &["large_allocations"], line: Line::Cpu("block_filling"), windows: FINE, twin: RULED_OUT, lessened: None };
+    contention: Case { subject: "contention", dials: ["0.3", "0.5"], walls: &["allocator_contention"], line: Line::CpuAround("allocator_code+allocator_locks"), windows: WAITS, twin: NOT_THE_WALL, lessened: Some("allocator") };
     // Remote frees are many, slow, and contended. Which of the three walls leads depends on how the two threads meet.
-    remote_free: Case { subject: "remote-free", dials: ["0.3", "0.5"], walls: &["allocator_contention", "allocator_code", "call_rate"], line: Line::CpuAround("allocator_code+allocator_locks"), tolerance: 3.0, twin: &[], lessened: Some("allocator"), extra: &[] };
-    retention: Case { subject: "retention", dials: ["0.7", "0.8"], walls: &["retention"], line: Line::None, tolerance: 0.0, twin: RULED_OUT, lessened: None, extra: &[] };
-    collector: Case { subject: "collector", dials: ["0.2", "0.4"], walls: &["garbage_collector"], line: Line::Cpu("garbage_collector"), tolerance: 3.0, twin: RULED_OUT, lessened: None, extra: &[] };
-    throttling: Case { subject: "throttling", dials: ["0.3", "0.6"], walls: &["cgroup_throttling"], line: Line::Wait("throttled"), tolerance: 3.0, twin: RULED_OUT, lessened: None, extra: &[] };
-    run_queue: Case { subject: "run-queue", dials: ["0.3", "0.5"], walls: &["run_queue"], line: Line::Wait("run_queue"), tolerance: 3.0, twin: NOT_THE_WALL, lessened: None, extra: &[] };
-    io_wait: Case { subject: "io-wait", dials: ["0.65", "0.95"], walls: &["waiting"], line: Line::Wait("storage"), tolerance: 3.0, twin: RULED_OUT, lessened: Some("storage"), extra: &[] };
-    pipe_wait: Case { subject: "pipe-wait", dials: ["0.7", "0.95"], walls: &["waiting"], line: Line::Wait("idle"), tolerance: 3.0, twin: RULED_OUT, lessened: Some("idle"), extra: &[] };
-    application_mutex: Case { subject: "application-mutex", dials: ["0.3", "0.4"], walls: &["application_lock"], line: Line::Wait("application_lock"), tolerance: 3.0, twin: RULED_OUT, lessened: Some("application_lock"), extra: &[] };
+    remote_free: Case { subject: "remote-free", dials: ["0.3", "0.5"], walls: &["allocator_contention", "allocator_code", "call_rate"], line: Line::CpuAround("allocator_code+allocator_locks"), windows: FINE, twin: &[], lessened: Some("allocator") };
+    retention: Case { subject: "retention", dials: ["0.7", "0.8"], walls: &["retention"], line: Line::None, windows: FINE, twin: RULED_OUT, lessened: None };
+    collector: Case { subject: "collector", dials: ["0.2", "0.4"], walls: &["garbage_collector"], line: Line::Cpu("garbage_collector"), windows: COLLECTIONS, twin: RULED_OUT, lessened: None };
+    throttling: Case { subject: "throttling", dials: ["0.3", "0.6"], walls: &["cgroup_throttling"], line: Line::Wait("throttled"), windows: COARSE, twin: RULED_OUT, lessened: None };
+    run_queue: Case { subject: "run-queue", dials: ["0.3", "0.5"], walls: &["run_queue"], line: Line::Wait("run_queue"), windows: FINE, twin: NOT_THE_WALL, lessened: None };
+    io_wait: Case { subject: "io-wait", dials: ["0.65", "0.95"], walls: &["waiting"], line: Line::Wait("storage"), windows: COARSE, twin: RULED_OUT, lessened: Some("storage") };
+    pipe_wait: Case { subject: "pipe-wait", dials: ["0.7", "0.95"], walls: &["waiting"], line: Line::Wait("idle"), windows: COARSE, twin: RULED_OUT, lessened: Some("idle") };
+    application_mutex: Case { subject: "application-mutex", dials: ["0.3", "0.4"], walls: &["application_lock"], line: Line::Wait("application_lock"), windows: WAITS, twin: RULED_OUT, lessened: Some("application_lock") };
 }

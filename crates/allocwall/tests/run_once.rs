@@ -197,11 +197,11 @@ fn memory_of_a_too_short_run_is_absent_with_its_reason() {
         .expect("a run without a memory sample");
     assert!(over.exit.success());
     let metrics = over.metrics();
-    for key in ["peak_pss_bytes", "final_rss_bytes", "final_pss_bytes"] {
+    for key in ["peak_pss_bytes", "final_rss_bytes", "final_pss_bytes", "final_lazy_free_bytes"] {
         assert_eq!(metrics[key].as_ref().unwrap_err().reason, Reason::TooLittle, "{key}");
     }
     assert!(over.stdout.whole() && over.stdout.written == 0);
-    assert_eq!(metrics.len(), 12);
+    assert_eq!(metrics.len(), 13);
 }
 
 #[test]

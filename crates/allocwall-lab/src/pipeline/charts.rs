@@ -134,10 +134,10 @@ fn pressure(e: &Experiment, orders: Orders) -> String {
     })
 }
 
-fn power_below(value: f64) -> f64 {
+pub(crate) fn power_below(value: f64) -> f64 {
     10f64.powf(value.max(1.0).log10().floor())
 }
 
-fn power_above(value: f64) -> f64 {
+pub(crate) fn power_above(value: f64) -> f64 {
     10f64.powf(value.max(10.0).log10().ceil())
 }

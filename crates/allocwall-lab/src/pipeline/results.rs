@@ -1,23 +1,14 @@
 //! The results of all arms: a trial's outcomes for the percentiles, and the merged histograms of each arm.
 
-use super::variants::Variant;
-use super::{Measure, Orders, Pair, QUANTILES, RunResult, Spec, ThreadResult, figures, metric_key};
+use super::{Measure, Orders, Pair, QUANTILES, RunResult, Spec, ThreadResult, metric_key};
 use crate::histogram::Histogram;
+use crate::runs::{Printed, against};
 use allocwall_host::topology::Relation;
-use allocwall_model::error::Result;
 use allocwall_model::stats::median_interval;
-use allocwall_model::stats::ranks::{self, Set};
-use allocwall_model::units::{Interval, Measured};
-use allocwall_trial::batch::{Close, Fresh, Prepared, Watcher, failure};
-use allocwall_trial::conduct::{Ran, Subject};
-use allocwall_trial::proof::Seen;
-use allocwall_trial::run::{self, Start};
-use allocwall_trial::{BASELINES, Block, Direction, Metric, ProofItem, ProofState, Run, TrialResult, Unit};
+use allocwall_model::units::Interval;
+use allocwall_trial::{BASELINES, Block, Direction, Metric, TrialResult, Unit};
 use serde::{Deserialize, Serialize};
-use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
 
 /// One placement and one heap pressure. Each is a separate trial.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -205,99 +196,9 @@ pub fn point(
     Point { placement, pressure: spec.pressure.per_s, arms: results, outcome, floor }
 }
 
-/// Relative change of one arm against another arm in the same blocks, with the 95 % interval. None if too few blocks have both.
-pub fn against(blocks: &[Block], arm: usize, other: usize, metric: &str) -> Option<Interval> {
-    if arm == other {
-        return None;
-    }
-    let value = |block: &Block, arm: usize| {
-        let run: &Run = block.runs.iter().find(|run| run.arm == arm)?;
-        let value = *run.metrics.get(metric)?.as_ref().ok()?;
-        (run.failure.is_none() && value > 0.0).then(|| value.ln())
-    };
-    let sets: Vec<Set> = blocks
-        .iter()
-        .filter_map(|block| Some(Set { treated: value(block, arm)?, untreated: vec![value(block, other)?] }))
-        .collect();
-    let shift = ranks::shift(&sets, 0.05)?;
-    Some(Interval::new(shift.low.exp_m1(), shift.point.exp_m1(), shift.high.exp_m1()))
-}
-
-/// The pipeline as the subject of a trial.
-pub struct Runs<'a> {
-    pub once: Once<'a>,
-    /// By arm.
-    pub variants: Vec<Variant>,
-    /// The result of each run, with its arm, in the order of the runs; None if the run failed.
-    pub results: Vec<(usize, Option<RunResult>)>,
-}
-
-pub struct Once<'a> {
-    pub arms: Vec<Prepared>,
-    pub keeper_exe: PathBuf,
-    pub offered: Option<f64>,
-    pub interrupted: &'a AtomicBool,
-    /// The result of the last run.
-    pub last: RefCell<Option<RunResult>>,
-}
-
-impl Fresh for Once<'_> {
-    fn arms(&mut self) -> &mut [Prepared] {
-        &mut self.arms
-    }
-
-    /// The process is inspected only before orders are timed: an inspection takes CPU time, and the run uses all its CPUs.
-    fn once(&self, start: &Start, close: &Close) -> Result<(Ran, Seen)> {
-        let mut running = run::start(start, &self.keeper_exe)?;
-        let looks = close.start(running.family());
-        let mut watcher = Watcher::of(&self.arms);
-        watcher.sample_now(&running);
-        // The run needs some tens of milliseconds to set up before it times orders.
-        std::thread::sleep(SETTING_UP);
-        if running.exited().is_none() {
-            watcher.sample_now(&running);
-        }
-        let finished = running.wait(close.stop(self.interrupted))?;
-        let seen = watcher.seen(&finished, looks.finish());
-        let mut failed = failure(&finished, &[]);
-        let result = serde_json::from_slice::<RunResult>(&finished.stdout.bytes);
-        let metrics: BTreeMap<String, Measured<f64>> = match result {
-            Ok(result) => {
-                let figures = figures(&result, self.offered);
-                *self.last.borrow_mut() = Some(result);
-                figures
-            }
-            Err(error) => {
-                failed.get_or_insert_with(|| format!("cannot read the result of the run: {error}"));
-                BTreeMap::new()
-            }
-        };
-        let ran = Ran { metrics, failure: failed, ..Ran::default() };
-        Ok((ran, seen))
-    }
-}
-
-const SETTING_UP: std::time::Duration = std::time::Duration::from_millis(20);
-
-impl Subject for Runs<'_> {
-    fn run(&mut self, arm: usize) -> Result<Ran> {
-        let mut ran = self.once.run(arm)?;
-        let result = self.once.last.take();
-        if let Some(result) = &result {
-            ran.proof.push(ProofItem {
-                what: "variant".into(),
-                state: if result.variant == self.variants[arm] {
-                    ProofState::Proven
-                } else {
-                    ProofState::Refuted
-                },
-                detail: result.variant.entry().title.into(),
-                needed: true,
-                absent: None,
-            });
-        }
-        self.results.push((arm, result));
-        Ok(ran)
+impl Printed for RunResult {
+    fn variant(&self) -> &str {
+        self.variant.key()
     }
 }
 

@@ -175,7 +175,7 @@ fn of_one_block(interval: Interval) -> bool {
     interval.low == interval.high
 }
 
-fn three_digits(value: f64) -> String {
+pub(crate) fn three_digits(value: f64) -> String {
     match value {
         v if v >= 99.95 => thousands(rounded(v)),
         v if v >= 9.995 => format!("{v:.1}"),

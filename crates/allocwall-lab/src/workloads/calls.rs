@@ -11,12 +11,12 @@ use std::sync::{Mutex, PoisonError};
 
 /// The calls go through pointers that the compiler cannot follow. Otherwise it may remove a malloc whose block is unused.
 #[derive(Clone, Copy)]
-struct Calls {
-    allocate: unsafe extern "C" fn(size_t) -> *mut c_void,
-    free: unsafe extern "C" fn(*mut c_void),
+pub(crate) struct Calls {
+    pub allocate: unsafe extern "C" fn(size_t) -> *mut c_void,
+    pub free: unsafe extern "C" fn(*mut c_void),
 }
 
-fn real() -> Calls {
+pub(crate) fn real() -> Calls {
     black_box(Calls { allocate: libc::malloc, free: libc::free })
 }
 
@@ -74,7 +74,7 @@ pub fn call_rate(stage: &Stage) -> Result<()> {
 
 /// Allocates and frees `room` bytes in the calling thread's arena. A block above them stays allocated, so that the arena is never
 /// trimmed. With less room than the subject's blocks need, the subject would also cause page faults and map calls.
-fn make_room(calls: Calls, room: usize) {
+pub(crate) fn make_room(calls: Calls, room: usize) {
     const PIECE: usize = 2_000;
     // SAFETY: each piece is freed once; the last block is kept on purpose.
     unsafe {

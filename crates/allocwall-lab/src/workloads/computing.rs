@@ -28,7 +28,12 @@ impl Computing {
 
     /// About 0.1 ms of integer hashing.
     pub fn batch(&mut self) {
-        for _ in 0..self.rounds {
+        self.repeat(self.rounds);
+    }
+
+    /// The same work on every machine.
+    pub fn repeat(&mut self, rounds: u32) {
+        for _ in 0..rounds {
             hash(black_box(&mut self.words));
         }
     }
@@ -36,9 +41,7 @@ impl Computing {
     /// About `microseconds` of integer hashing.
     pub fn spin(&mut self, microseconds: u32) {
         let rounds = (u64::from(self.rounds) * u64::from(microseconds) * 1000 / BATCH_NS).max(1);
-        for _ in 0..rounds {
-            hash(black_box(&mut self.words));
-        }
+        self.repeat(rounds as u32);
     }
 }
 

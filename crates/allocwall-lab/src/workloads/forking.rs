@@ -73,7 +73,7 @@ fn write_in_child(region: &mut Mapping, second_pass: &Mapping) -> io::Result<i64
     }
 }
 
-fn wait_for(child: libc::pid_t) -> io::Result<()> {
+pub(crate) fn wait_for(child: libc::pid_t) -> io::Result<()> {
     let mut status = 0;
     // SAFETY: our own child; `status` outlives the call.
     while unsafe { libc::waitpid(child, &mut status, 0) } == -1 {

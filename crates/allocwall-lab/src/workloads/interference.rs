@@ -3,15 +3,17 @@
 use super::clock;
 use super::process::{Bystander, pin_to_cpu};
 use super::stage::{Base, Stage};
-use anyhow::{Context, Result, bail};
+use allocwall_model::units::{Absence, Measured, Reason};
+use anyhow::{Context, Result, anyhow, bail};
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 const PERIOD_US: u64 = 100_000;
 
 /// A cgroup for one process. It is removed when the process ends.
-struct Quota {
+pub(crate) struct Quota {
     directory: PathBuf,
     version: u8,
     /// Removes the directory if this process cannot.
@@ -19,9 +21,23 @@ struct Quota {
 }
 
 impl Quota {
-    fn enter(cpus: f64, limit_s: u32) -> Result<Quota> {
+    /// Whether a quota can be set here. No process enters the cgroup.
+    pub(crate) fn check() -> Measured<()> {
+        let (parent, version) =
+            cpu_controller().map_err(|error| Absence::new(Reason::NotFound, error.to_string()))?;
+        let directory = parent.join(format!("allocwall-check-{}", std::process::id()));
+        let created = create(&directory, version, 1.0);
+        let _ = fs::remove_dir(&directory);
+        created.map_err(|error| {
+            let why = format!("no CPU quota can be set in {}: {error}", parent.display());
+            Absence::new(Reason::NotPermitted, why)
+        })
+    }
+
+    /// Call this before any thread is started: it starts a [`Bystander`].
+    pub(crate) fn enter(cpus: f64, limit_s: u32) -> Result<Quota> {
         let name = format!("allocwall-subject-{}", std::process::id());
-        let (parent, version) = cpu_controller()?;
+        let (parent, version) = cpu_controller().map_err(|error| anyhow!("skipped: {error}"))?;
         let directory = parent.join(name);
         let home = parent.join("cgroup.procs");
         let mine = directory.clone();
@@ -30,22 +46,9 @@ impl Quota {
             while !lifeline.cut_within(1000) {}
             remove(&mine, &home);
         })?;
-        let make = || -> Result<()> {
-            fs::create_dir(&directory)?;
-            let quota_us = (cpus * PERIOD_US as f64).max(1_000.0) as u64;
-            // The highest weight, so that only the quota limits it, not other processes.
-            if version == 2 {
-                fs::write(directory.join("cpu.weight"), "10000")?;
-                fs::write(directory.join("cpu.max"), format!("{quota_us} {PERIOD_US}"))?;
-            } else {
-                fs::write(directory.join("cpu.shares"), "262144")?;
-                fs::write(directory.join("cpu.cfs_period_us"), PERIOD_US.to_string())?;
-                fs::write(directory.join("cpu.cfs_quota_us"), quota_us.to_string())?;
-            }
-            fs::write(directory.join("cgroup.procs"), std::process::id().to_string())?;
-            Ok(())
-        };
-        make().with_context(|| format!("skipped: cannot set a quota in {}", directory.display()))?;
+        create(&directory, version, cpus)
+            .and_then(|()| fs::write(directory.join("cgroup.procs"), std::process::id().to_string()))
+            .with_context(|| format!("skipped: cannot set a quota in {}", directory.display()))?;
         Ok(Quota { directory, version, _janitor: janitor })
     }
 
@@ -66,6 +69,21 @@ impl Drop for Quota {
         let home = self.directory.with_file_name("cgroup.procs");
         let _ = fs::write(&home, std::process::id().to_string());
         remove(&self.directory, &home);
+    }
+}
+
+/// A new cgroup with this quota, without members.
+fn create(directory: &Path, version: u8, cpus: f64) -> io::Result<()> {
+    fs::create_dir(directory)?;
+    let quota_us = (cpus * PERIOD_US as f64).max(1_000.0) as u64;
+    // The highest weight, so that only the quota limits it, not other processes.
+    if version == 2 {
+        fs::write(directory.join("cpu.weight"), "10000")?;
+        fs::write(directory.join("cpu.max"), format!("{quota_us} {PERIOD_US}"))
+    } else {
+        fs::write(directory.join("cpu.shares"), "262144")?;
+        fs::write(directory.join("cpu.cfs_period_us"), PERIOD_US.to_string())?;
+        fs::write(directory.join("cpu.cfs_quota_us"), quota_us.to_string())
     }
 }
 
@@ -121,7 +139,7 @@ fn cpu_controller() -> Result<(PathBuf, u8)> {
             }
         }
     }
-    bail!("skipped: no cgroup on this machine allows a CPU quota")
+    bail!("no cgroup on this machine allows a CPU quota")
 }
 
 /// A busy program under a CPU quota. Without `--quota` the dial is the share of wall time in which the program is throttled. For

@@ -73,6 +73,16 @@ impl Mapping {
         unsafe { AtomicI64::from_ptr(self.start.as_ptr().cast()) }
     }
 
+    /// MADV_FREE: the kernel may take the pages, but need not. A write keeps its page.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn free_lazily(&mut self) -> std::io::Result<()> {
+        // SAFETY: our own mapping, which holds plain bytes only.
+        let outcome = unsafe { libc::madvise(self.start.as_ptr().cast(), self.length, libc::MADV_FREE) };
+        if outcome == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+    }
+
     /// Returns the pages and keeps the mapping.
     pub fn discard(&mut self) {
         // SAFETY: our own mapping, which holds plain bytes only.

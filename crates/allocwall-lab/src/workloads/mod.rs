@@ -1,16 +1,16 @@
 //! Built-in subjects: programs with one known wall, a dial for its share, and their own record of the truth.
 
-mod calls;
-mod clock;
+pub(crate) mod calls;
+pub(crate) mod clock;
 mod collector;
-mod computing;
+pub(crate) mod computing;
 mod file_touch;
 mod first_touch;
-mod forking;
-mod interference;
-mod mapping;
+pub(crate) mod forking;
+pub(crate) mod interference;
+pub(crate) mod mapping;
 pub mod pipeline;
-mod process;
+pub(crate) mod process;
 mod retention;
 mod stage;
 mod waiting;

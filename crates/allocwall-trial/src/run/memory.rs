@@ -221,6 +221,7 @@ pub struct Summary {
     pub peak_pss_bytes: Measured<u64>,
     pub final_rss_bytes: Measured<u64>,
     pub final_pss_bytes: Measured<u64>,
+    pub final_lazy_free_bytes: Measured<u64>,
 }
 
 impl Series {
@@ -237,18 +238,19 @@ impl Series {
         let kept = largest_process.as_ref().ok().copied().into_iter();
         let peak =
             kept.chain(seen).chain((self.largest_peak_bytes > 0).then_some(self.largest_peak_bytes)).max();
-        let pss = |sample: &MemorySample| {
-            sample.walked.as_ref().map(|walked| walked.pss_bytes).map_err(Clone::clone)
-        };
         // Use the reason of the last sample.
-        let no_pss =
-            || self.samples.last().map_or_else(unseen, |sample| pss(sample).err().unwrap_or_else(unseen));
-        let all_pss = || self.samples.iter().filter_map(|sample| pss(sample).ok());
+        let not_walked = || {
+            let last = self.samples.last().and_then(|sample| sample.walked.clone().err());
+            last.unwrap_or_else(unseen)
+        };
+        let walked = || self.samples.iter().filter_map(|sample| sample.walked.as_ref().ok());
+        let last_walked = || walked().next_back().ok_or_else(not_walked);
         Summary {
             peak_rss_bytes: peak.ok_or_else(|| largest_process.err().unwrap_or_else(unseen)),
-            peak_pss_bytes: all_pss().max().ok_or_else(no_pss),
+            peak_pss_bytes: walked().map(|walked| walked.pss_bytes).max().ok_or_else(not_walked),
             final_rss_bytes: self.samples.last().map(|sample| sample.rss_bytes).ok_or_else(unseen),
-            final_pss_bytes: all_pss().next_back().ok_or_else(no_pss),
+            final_pss_bytes: last_walked().map(|walked| walked.pss_bytes),
+            final_lazy_free_bytes: last_walked().map(|walked| walked.lazy_free_bytes),
         }
     }
 }
@@ -333,6 +335,11 @@ mod tests {
         assert_eq!(summary.peak_rss_bytes, Ok(320));
         assert_eq!(summary.peak_pss_bytes, Ok(250));
         assert_eq!((summary.final_rss_bytes, summary.final_pss_bytes), (Ok(200), Ok(250)));
+        assert_eq!(summary.final_lazy_free_bytes, Ok(0));
+        let walked = Walked { pss_bytes: 180, lazy_free_bytes: 70, ..Walked::default() };
+        let mut later = series.clone();
+        later.samples.push(MemorySample { walked: Ok(walked), ..sample_at(90, 190, Ok(0)) });
+        assert_eq!(later.summary(Ok(320)).final_lazy_free_bytes, Ok(70));
         // The kernel's peak is that of one process; the sum of several may be higher.
         assert_eq!(series.summary(Ok(120)).peak_rss_bytes, Ok(310));
         assert_eq!(series.summary(Err(too_little())).peak_rss_bytes, Ok(310));
@@ -351,5 +358,6 @@ mod tests {
         assert_eq!(summary.final_rss_bytes, Ok(100));
         assert_eq!(summary.peak_pss_bytes.unwrap_err().reason, Reason::TooCostly);
         assert_eq!(summary.final_pss_bytes.unwrap_err().reason, Reason::TooCostly);
+        assert_eq!(summary.final_lazy_free_bytes.unwrap_err().reason, Reason::TooCostly);
     }
 }

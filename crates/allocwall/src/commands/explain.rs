@@ -1,6 +1,6 @@
 //! `allocwall explain NAME`: explains a remedy, an allocator, a tunable, a wall or an experiment.
 
-use crate::commands::shared::experiments::{KNOWN, Known};
+use crate::commands::shared::experiments::{self, Known};
 use crate::commands::shared::{arms, plain};
 use crate::printer::Printer;
 use allocwall_lab::workloads::{SUBJECTS, Subject, line_key};
@@ -54,7 +54,7 @@ fn names() -> impl Iterator<Item = &'static str> {
         .chain(TUNABLES.iter().map(|tunable| tunable.name))
         .chain(Wall::ALL.iter().map(|wall| wall.key()))
         .chain(SUBJECTS.iter().map(|subject| subject.name))
-        .chain(KNOWN.iter().map(|experiment| experiment.name))
+        .chain(experiments::all().map(|experiment| experiment.name))
 }
 
 struct Page {
@@ -81,13 +81,13 @@ fn pages(name: &str, printer: &Printer) -> Vec<Page> {
     });
     let walls = Wall::ALL.into_iter().filter(|wall| same(wall.key()) || same(wall.title()));
     let subjects = SUBJECTS.iter().filter(|subject| same(subject.name));
-    let experiments = KNOWN.iter().filter(|experiment| same(experiment.name));
+    let benches = experiments::all().filter(|experiment| same(experiment.name));
     let mut pages: Vec<Page> = remedies
         .map(|remedy| remedy_page(remedy, printer))
         .chain(known.map(tunable_page))
         .chain(walls.map(wall_page))
         .chain(subjects.map(subject_page))
-        .chain(experiments.map(bench_page))
+        .chain(benches.map(|experiment| bench_page(&experiment)))
         .collect();
     if pages.is_empty() {
         pages.extend(wall_of_line(same).map(wall_page));
@@ -387,7 +387,7 @@ fn bench_page(experiment: &Known) -> Page {
         name: experiment.name.to_owned(),
         kind: "experiment",
         title: experiment.summary.to_owned(),
-        sections: vec![("about", experiment.about.to_owned()), ("shell", experiment.shell.to_owned())],
+        sections: vec![("about", experiment.about.to_owned()), ("shell", experiment.shell.to_string())],
     }
 }
 

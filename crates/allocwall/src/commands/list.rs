@@ -1,7 +1,7 @@
 //! `allocwall list`: remedies, allocators found, tunables, walls and experiments.
 
 use crate::commands::shared::arms::{self, Found};
-use crate::commands::shared::experiments::KNOWN;
+use crate::commands::shared::experiments;
 use crate::commands::shared::plain;
 use crate::printer::Printer;
 use allocwall_host::tunables::{Tunable, Values};
@@ -80,7 +80,7 @@ fn as_text(found: &[Found], tunables: &Measured<Vec<Tunable>>, width: usize) -> 
         row(&mut out, wall.key(), wall.title(), width);
     }
     out.push_str("\nExperiments (allocwall bench NAME)\n");
-    for experiment in KNOWN {
+    for experiment in experiments::all() {
         row(&mut out, experiment.name, experiment.summary, width);
     }
     out.push_str("\nPrograms with a known wall (allocwall subject NAME)\n");
@@ -139,7 +139,7 @@ fn as_json(found: &[Found], tunables: &Measured<Vec<Tunable>>) -> String {
         .iter()
         .map(|wall| json!({ "wall": wall.key(), "title": wall.title(), "rung": wall.rung() }))
         .collect();
-    let benches = KNOWN.iter().map(|experiment| {
+    let benches = experiments::all().map(|experiment| {
         json!({
             "experiment": experiment.name,
             "command": "bench",

@@ -8,10 +8,11 @@ use crate::output;
 use crate::printer::Printer;
 use allocwall_host::topology::{Topology, allowed_cpus};
 use allocwall_lab::pipeline::placement::{Asked, Threads, places};
-use allocwall_lab::pipeline::results::{Once, Placement, Point, Runs, metrics, point};
+use allocwall_lab::pipeline::results::{Placement, Point, metrics, point};
 use allocwall_lab::pipeline::variants::{Sizes, TABLE, Variant};
-use allocwall_lab::pipeline::{Arrivals, By, Planted, Pressure, Spec, Stall};
+use allocwall_lab::pipeline::{Arrivals, By, Planted, Pressure, RunResult, Spec, Stall, figures};
 use allocwall_lab::pipeline::{charts, json, text};
+use allocwall_lab::runs::{Once, Runs};
 use allocwall_lab::workloads::pipeline;
 use allocwall_model::catalogue::nearest::hint;
 use allocwall_trial::account::Room;
@@ -453,7 +454,7 @@ impl Bench<'_> {
         ])
     }
 
-    fn once(&self, ways: &[Way], pressure: f64, cpus: &[u32]) -> anyhow::Result<Once<'_>> {
+    fn once(&self, ways: &[Way], pressure: f64, cpus: &[u32]) -> anyhow::Result<Once<'_, RunResult>> {
         let args = self.args;
         let mut prepared = vec![];
         let limit = RUN_LIMIT
@@ -464,11 +465,12 @@ impl Bench<'_> {
             let base = Start { stdout: Output::Keep(LONGEST_RESULT), ..Start::new(command, limit) };
             prepared.push(Prepared::of(&base, &way.remedies.resolve(&self.inventory, &facts)?));
         }
+        let offered = args.rate.0;
         Ok(Once {
             arms: session::equalised(prepared),
             keeper_exe: self.keeper.to_owned(),
-            offered: args.rate.0,
             interrupted: self.interrupted,
+            figures: Box::new(move |result: &RunResult| figures(result, offered)),
             last: RefCell::new(None),
         })
     }
@@ -526,7 +528,8 @@ impl Bench<'_> {
         let design = self.design(ways, number);
         let planned = design.settings.planned;
         let head = session::head(vec!["allocwall bench pipeline".into()], design, &first);
-        let mut runs = Runs { once, variants: ways.iter().map(|way| way.variant).collect(), results: vec![] };
+        let mut runs =
+            Runs { once, variants: ways.iter().map(|way| way.variant.key()).collect(), results: vec![] };
         let mut progress = Progress::new(self.printer);
         let path = proofs.join("blocks.trial");
         let ran = session::run_planned(head, &path, &mut runs, self.interrupted, &mut |event| {

@@ -837,7 +837,9 @@ mod tests {
         for (event, tried) in &mut s.hardware {
             *tried = match event {
                 HardwareEvent::Cycles | HardwareEvent::Instructions => Ok(()),
-                HardwareEvent::DtlbWalkActive => Err(Absence::new(Reason::NotSupported, "unknown here")),
+                HardwareEvent::DtlbWalkActive | HardwareEvent::DtlbGuestWalkActive => {
+                    Err(Absence::new(Reason::NotSupported, "unknown here"))
+                }
                 _ => Err(Absence::new(Reason::NotSupported, "no such event")),
             };
         }
@@ -845,8 +847,8 @@ mod tests {
         assert_eq!((some.state, some.cause), (Partial, None));
         assert_eq!(
             some.detail,
-            "cycles, instructions; not dTLB-loads, dTLB-load-misses, LLC-load-misses, cache-misses, node-loads, \
-             node-load-misses (no such event); not dtlb_load_misses.walk_active (unknown here)"
+            "cycles, instructions; not dTLB-load-misses, LLC-load-misses, cache-misses, node-loads, node-load-misses \
+             (no such event); not dtlb_load_misses.walk_active, dtlb_load_misses.walk_active-without-ept (unknown here)"
         );
         // Events that the processor does not have block no measurement.
         assert_eq!(judge(&s).summary, "Everything that diagnose needs can be measured here.");

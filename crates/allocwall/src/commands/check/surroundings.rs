@@ -133,13 +133,20 @@ pub fn gather(machine: &Machine, kernel: Kernel, target: Option<i32>) -> Result<
     })
 }
 
+/// Without those in whose place this processor has another one.
 fn hardware_events(kernel: Kernel) -> Vec<(HardwareEvent, Measured<()>)> {
     let processor = Processor::this();
     let tried = |event| -> Measured<()> {
         let encoding = hardware::encoding(event, processor.as_ref())?;
         (kernel.hardware)(&encoding).map_err(|error| hardware::refusal(&error))
     };
-    HardwareEvent::ALL.map(|event| (event, tried(event))).into()
+    let has_another =
+        |tried: &Measured<()>| tried.as_ref().is_err_and(|why| why.reason == Reason::NotApplicable);
+    HardwareEvent::ALL
+        .map(|event| (event, tried(event)))
+        .into_iter()
+        .filter(|(_, tried)| !has_another(tried))
+        .collect()
 }
 
 fn cgroup_view(machine: &Machine, pid: i32) -> Measured<CgroupView> {

@@ -1,13 +1,18 @@
 //! The experiments of `allocwall bench`. `list` and `explain` print them too.
 
+use allocwall_lab::experiments::EXPERIMENTS;
+use std::borrow::Cow;
+
 /// One experiment.
+#[derive(Clone)]
 pub struct Known {
     pub name: &'static str,
     pub summary: &'static str,
     pub about: &'static str,
-    pub shell: &'static str,
+    pub shell: Cow<'static, str>,
 }
 
+/// The experiments with options of their own.
 pub const KNOWN: &[Known] = &[
     Known {
         name: "pipeline",
@@ -16,7 +21,7 @@ pub const KNOWN: &[Known] = &[
                 the heap under pressure. Each way to allocate an order (malloc, each allocator found, free list, batch arena, \
                 pool, by value) runs in new processes, interleaved. The latency of an order is counted from its intended start, \
                 and stalls that the machine causes are separated.",
-        shell: "allocwall bench pipeline --blocks 8 -o FOLDER",
+        shell: Cow::Borrowed("allocwall bench pipeline --blocks 8 -o FOLDER"),
     },
     Known {
         name: "obmalloc",
@@ -24,6 +29,17 @@ pub const KNOWN: &[Known] = &[
         about: "Nine workloads, nine real programs with large heaps or twenty ordinary programs. Each runs with stock arenas, with \
                 arenas on huge pages, with arenas collapsed to huge pages later, and with another allocator, in new processes, \
                 interleaved.",
-        shell: "allocwall bench obmalloc --python PYTHON --arms thp",
+        shell: Cow::Borrowed("allocwall bench obmalloc --python PYTHON --arms thp"),
     },
 ];
+
+/// All experiments: also those from published accounts, which share their options.
+pub fn all() -> impl Iterator<Item = Known> {
+    let published = EXPERIMENTS.iter().map(|experiment| Known {
+        name: experiment.name,
+        summary: experiment.summary,
+        about: experiment.about,
+        shell: format!("allocwall bench {} --quick", experiment.name).into(),
+    });
+    KNOWN.iter().cloned().chain(published)
+}
