@@ -76,10 +76,8 @@ pub const EXPERIMENT: Experiment = Experiment {
             says: "The counters of the cgroup explain them: nr_throttled climbs.",
             tests: &[
                 Test { what: Quantity::Value { figure: PERIODS, arm: "quota-30" }, is: Bound::Above(0.0) },
-                Test {
-                    what: Quantity::Value { figure: EXPLAINED, arm: "quota-30" },
-                    is: Bound::Within(0.8, 1.2),
-                },
+                // More than what was lost where several threads of the group were stopped at a time.
+                Test { what: Quantity::Value { figure: EXPLAINED, arm: "quota-30" }, is: Bound::Above(0.8) },
                 // From this share on the diagnosis calls throttling a contributor.
                 Test {
                     what: Quantity::Wait { line: WaitClass::Throttled, arm: "quota-30" },

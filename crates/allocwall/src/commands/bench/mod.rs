@@ -35,7 +35,7 @@ enum Experiment {
     Published(published::Named),
     /// One run of an experiment from a published account
     #[command(hide = true, name = allocwall_lab::experiments::run::VERB)]
-    ExperimentRun(published::RunArgs),
+    PublishedRun(published::RunArgs),
     #[command(external_subcommand)]
     Unknown(Vec<OsString>),
 }
@@ -48,7 +48,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         Experiment::PipelineRun(args) => pipeline::run_once(&args, printer),
         Experiment::Obmalloc(args) => obmalloc::run(&args, printer),
         Experiment::Published(named) => published::run(&named, printer),
-        Experiment::ExperimentRun(args) => published::run_once(&args, printer),
+        Experiment::PublishedRun(args) => published::run_once(&args, printer),
         Experiment::Unknown(words) => {
             printer.error(&anyhow!(unknown(&words)));
             Ok(ExitCode::from(USAGE))
