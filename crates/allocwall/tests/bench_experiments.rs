@@ -64,7 +64,8 @@ fn a_fixed_mmap_threshold_maps_each_large_block_and_has_a_bill() {
     let document = measured(&["mmap-threshold", "--arms", "pinned"]);
     let experiment = &document["experiments"][0];
     let [glibc, pinned] = ["glibc", "pinned"].map(|arm| metric(experiment, arm, "faults_per_operation"));
-    assert!(glibc < 5.0 && pinned > 10.0, "{glibc} and {pinned} faults per block");
+    // The heap has new pages too where its top was trimmed.
+    assert!(pinned > 10.0 && glibc < pinned / 3.0, "{glibc} and {pinned} faults per block");
     let arms = experiment["arms"].as_array().unwrap();
     assert_eq!(arms.iter().map(|arm| arm["arm"].as_str().unwrap()).collect::<Vec<_>>(), ["glibc", "pinned"]);
     for arm in arms {
@@ -88,7 +89,7 @@ fn a_report_raises_memory_and_a_short_run_does_not_wait_half_a_minute() {
         let of = |key: &str| metric(experiment, arm, key);
         // The report has 4 MB here.
         assert!(of("rss_peak") - of("rss_before") > 3e6 && of("live_0s") > 7e5, "{arm}");
-        assert_eq!(of("kept") > 0.5, stays, "{arm}: {}", of("kept"));
+        assert_eq!(of("kept_5s") > 0.5, stays, "{arm}: {}", of("kept_5s"));
         let late = &run(experiment, arm)["metrics"]["rss_30s"];
         assert!(late["absent"]["detail"].as_str().is_some_and(|why| why.contains("30 s")), "{late}");
     }
@@ -142,6 +143,18 @@ fn a_page_a_document_and_charts_are_written() {
             path.display()
         );
     }
+}
+
+#[test]
+fn a_quick_run_leaves_some_arms_out_unless_they_are_named() {
+    let why = |arms: &[&str]| {
+        let document = measured(&[&["tcache-batch", "--no-bills"][..], arms].concat());
+        let left_out = document["experiments"][0]["left_out"].as_array().unwrap();
+        let left_out = left_out.iter().find(|left_out| left_out["arm"] == "mimalloc");
+        left_out.map(|left_out| left_out["why"].as_str().unwrap().to_owned())
+    };
+    assert!(why(&[]).is_some_and(|why| why.contains("--quick")));
+    assert_eq!(why(&["--arms", "mimalloc"]), None);
 }
 
 /// The same requests in Rust and in CPython, where the figures of many threads are absent.

@@ -5,8 +5,10 @@ use super::bill::Bill;
 use super::results::Results;
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
 use allocwall_model::units::{Interval, Measured};
+use allocwall_trial::Unit;
 
-/// A published statement. It holds here if all tests are passed; it does not hold if one is failed.
+/// A published statement. It holds here if all tests are passed; it does not hold if one is failed. Where a condition is not met it
+/// cannot be tested: nothing prevents a collapse that does not happen.
 pub struct Claim {
     /// In one sentence.
     pub says: &'static str,
@@ -39,6 +41,8 @@ pub enum Bound {
     Below(f64),
     /// Both ends included.
     Within(f64, f64),
+    /// A condition of the claim, not a part of it.
+    Given(&'static Bound),
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -70,13 +74,11 @@ pub fn judge(results: &Results) -> Vec<Judged> {
 
 fn judged(claim: &'static Claim, results: &Results) -> Judged {
     let tests: Vec<Tested> = claim.tests.iter().map(|test| test.apply(results)).collect();
-    let failed = tests.iter().any(|test| test.judgement == Judgement::DoesNotHold);
-    let open = tests.iter().find(|test| matches!(test.judgement, Judgement::CannotTest(_)));
-    let judgement = match (failed, open) {
-        (true, _) => Judgement::DoesNotHold,
-        (false, Some(open)) => open.judgement.clone(),
-        (false, None) => Judgement::Holds,
-    };
+    let conditions = claim.tests.iter().zip(&tests).filter(|(test, _)| matches!(test.is, Bound::Given(_)));
+    let unmet = conditions.map(|(_, tested)| tested).find(|tested| tested.judgement != Judgement::Holds);
+    let failed = tests.iter().find(|test| test.judgement == Judgement::DoesNotHold);
+    let open = tests.iter().find(|test| test.judgement != Judgement::Holds);
+    let judgement = unmet.or(failed).or(open).map_or(Judgement::Holds, |decides| decides.judgement.clone());
     Judged { claim, judgement, tests }
 }
 
@@ -102,8 +104,13 @@ impl Judgement {
 impl Test {
     fn apply(&self, results: &Results) -> Tested {
         let value = self.what.of(results);
-        let judgement = self.is.judge(&value);
         let rule = format!("{}: {}", self.what.title(results.experiment), self.is.text());
+        let judgement = match (self.is, self.is.judge(&value)) {
+            (Bound::Given(_), Judgement::DoesNotHold) => {
+                Judgement::CannotTest(format!("a condition of the claim is not met: {rule}"))
+            }
+            (_, judgement) => judgement,
+        };
         Tested { rule, value, judgement }
     }
 }
@@ -128,7 +135,16 @@ impl Quantity {
     fn title(self, experiment: &Experiment) -> String {
         let named = |key: &'static str| experiment.figure(key).map_or(key, |figure| figure.title);
         match self {
-            Quantity::Value { figure, arm } => format!("{}, {arm}", named(figure)),
+            Quantity::Value { figure, arm } => {
+                let unit = match experiment.figure(figure).map(|figure| figure.unit) {
+                    Some(Unit::Seconds) => " in s",
+                    Some(Unit::Ns) => " in ns",
+                    Some(Unit::Bytes) => " in bytes",
+                    Some(Unit::PerSecond) => " per second",
+                    Some(Unit::Count | Unit::Ratio | Unit::None) | None => "",
+                };
+                format!("{}{unit}, {arm}", named(figure))
+            }
             Quantity::Ratio { figure, arm, to } => format!("{}, {arm} ÷ {to}", named(figure)),
             Quantity::Between { figure, arm, from, to } => {
                 format!("{}, {arm} on a scale from {from} (0) to {to} (1)", named(figure))
@@ -154,6 +170,7 @@ impl Bound {
             Bound::Above(least) => (low > least, high <= least),
             Bound::Below(most) => (high < most, low >= most),
             Bound::Within(least, most) => (low >= least && high <= most, high < least || low > most),
+            Bound::Given(bound) => return bound.judge(value),
         };
         match (inside, outside) {
             (true, _) => Judgement::Holds,
@@ -169,6 +186,7 @@ impl Bound {
             Bound::Above(least) => format!("above {least}"),
             Bound::Below(most) => format!("below {most}"),
             Bound::Within(least, most) => format!("{least} to {most}"),
+            Bound::Given(bound) => format!("{}, as a condition", bound.text()),
         }
     }
 }
@@ -222,6 +240,22 @@ mod tests {
         assert!(matches!(judgement(&[PASSED, OPEN]), Judgement::CannotTest(why) if why.contains("raised")));
         // Whatever the open test would show.
         assert_eq!(judgement(&[OPEN, FAILED]), Judgement::DoesNotHold);
+    }
+
+    #[test]
+    fn a_claim_is_tested_only_where_its_condition_is_met() {
+        const MET: Test = Test { is: Bound::Given(&Bound::Above(5.0)), ..FAILED };
+        const UNMET: Test = Test { is: Bound::Given(&Bound::Above(20.0)), ..FAILED };
+        assert_eq!(judgement(&[MET, PASSED]), Judgement::Holds);
+        assert_eq!(judgement(&[MET, FAILED]), Judgement::DoesNotHold);
+        for test in [PASSED, FAILED] {
+            let tests: &'static [Test] = Box::leak(Box::new([UNMET, test]));
+            let why = judgement(tests);
+            assert!(
+                matches!(&why, Judgement::CannotTest(why) if why.contains("above 20, as a condition")),
+                "{why:?}"
+            );
+        }
     }
 
     #[test]

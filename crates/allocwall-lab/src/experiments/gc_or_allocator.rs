@@ -2,19 +2,14 @@
 //! afar: high CPU use and a long tail.
 
 use super::claims::{Bound, Claim, Quantity, Test};
+use super::python::{self, Interpreter};
 use super::task::{Counts, Outcome, Task, percentile};
 use super::{Arm, Chart, Experiment, Figure, Lines, Settings};
 use crate::histogram::Histogram;
-use allocwall_host::program;
 use allocwall_model::catalogue::cost::CostClass;
 use allocwall_model::units::{Absence, Measured, Reason};
 use allocwall_trial::Unit;
-use anyhow::{Context, ensure};
 use serde::Deserialize;
-use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
 
 const P999: &str = "p999_ns";
 const COLLECTION: &str = "collection_p50_ns";
@@ -82,12 +77,8 @@ pub const EXPERIMENT: Experiment = Experiment {
 };
 
 fn check(_: &Arm, _: &Settings) -> Measured<()> {
-    let found = program::find("python3".as_ref(), std::env::var_os("PATH").as_deref(), Path::new("."));
-    found.map(drop).map_err(|why| Absence::new(Reason::NotFound, why))
+    python::check()
 }
-
-/// Limit for what the interpreter prints: a few megabytes.
-const LONGEST_ANSWER: u64 = 64 << 20;
 
 /// What the interpreter prints.
 #[derive(Deserialize)]
@@ -104,38 +95,14 @@ struct Answer {
 #[derive(Clone, Copy, Debug, Deserialize)]
 struct Collection(usize, u64);
 
-/// Ends the interpreter also if this run fails.
-struct Interpreter(Child);
-
-impl Drop for Interpreter {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 fn measure(task: &Task) -> anyhow::Result<Outcome> {
     let (variant, length_s) = (&task.spec.variant, task.spec.long_s().to_string());
-    // Isolated: variables for Python in the environment have no effect.
-    let child = Command::new("python3")
-        .args(["-I", "-c", include_str!("gc_or_allocator/program.py"), variant, &length_s])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("cannot start python3")?;
-    let mut interpreter = Interpreter(child);
-    let mut input = interpreter.0.stdin.take().context("no pipe to python3")?;
-    let output = interpreter.0.stdout.take().context("no pipe from python3")?;
-    let mut output = BufReader::new(output.take(LONGEST_ANSWER));
-    let mut text = String::new();
-    output.read_line(&mut text)?;
-    ensure!(text == "ready\n", "python3 cannot run the program");
+    let program = include_str!("gc_or_allocator/program.py");
+    let mut python = Interpreter::start(program, &[variant, &length_s])?;
+    python.ready()?;
     task.begin()?;
-    input.write_all(b"\n").context("python3 has ended early")?;
-    text.clear();
-    output.read_line(&mut text)?;
-    outcome(serde_json::from_str(&text).context("cannot read the result of python3")?)
+    python.send(b"\n")?;
+    outcome(python.result()?)
 }
 
 fn outcome(answer: Answer) -> anyhow::Result<Outcome> {
@@ -154,9 +121,7 @@ fn outcome(answer: Answer) -> anyhow::Result<Outcome> {
     ];
     let operations = times_ns.len() as u64;
     let counts = Counts { operations, seconds, cpu_s, minor_faults: Ok(minor_faults) };
-    let histograms =
-        BTreeMap::from([("requests".to_owned(), requests), ("collections".to_owned(), collections)]);
-    Ok(Outcome { histograms, ..Outcome::of(counts, figures) })
+    Ok(Outcome::of(counts, figures).timed([("requests", requests), ("collections", collections)]))
 }
 
 /// The median length of full collections: those of at least half the length of the longest one. The others are of young generations.

@@ -7,32 +7,27 @@
 mod record;
 
 use super::claims::{Bound, Claim, Quantity, Test};
-use super::task::{Counts, Outcome, Task, percentile};
+use super::python::{self, Interpreter};
+use super::task::{Counts, Outcome, Task, fine_clock, percentile};
 use super::turns::{self, Tally, Turns};
 use super::{Arm, Chart, Experiment, Figure, GLIBC, JEMALLOC, Lines, MIMALLOC, SNMALLOC, Settings, TCMALLOC};
 use crate::histogram::Histogram;
 use allocwall_host::cycles::Cycles;
-use allocwall_host::program;
 use allocwall_model::stats::random::Random;
 use allocwall_model::units::{Absence, Measured, Reason};
 use allocwall_trial::Unit;
-use anyhow::{Context, ensure};
 use record::Handler;
 use serde::Deserialize;
-use std::collections::BTreeMap;
 use std::hint::black_box;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::path::Path;
-use std::process::{Command, Stdio};
 
 const PYTHON: &str = "python";
 
 const fn pooled(name: &'static str, with: &'static str) -> Arm {
-    Arm { name, with, variant: "pooled" }
+    Arm { name, with, variant: "pooled", quick: true }
 }
 
 const fn jemalloc(name: &'static str, variant: &'static str) -> Arm {
-    Arm { name, with: "jemalloc", variant }
+    Arm { name, with: "jemalloc", variant, quick: true }
 }
 
 /// Throughput and times: with 1 thread, and with 2 for each CPU.
@@ -53,18 +48,18 @@ pub const EXPERIMENT: Experiment = Experiment {
     arms: &[
         GLIBC,
         JEMALLOC,
-        TCMALLOC,
-        MIMALLOC,
-        SNMALLOC,
+        TCMALLOC.full(),
+        MIMALLOC.full(),
+        SNMALLOC.full(),
         pooled("pooled", "none"),
         pooled("pooled-jemalloc", "jemalloc"),
-        pooled("pooled-tcmalloc", "tcmalloc"),
-        pooled("pooled-mimalloc", "mimalloc"),
-        pooled("pooled-snmalloc", "snmalloc"),
+        pooled("pooled-tcmalloc", "tcmalloc").full(),
+        pooled("pooled-mimalloc", "mimalloc").full(),
+        pooled("pooled-snmalloc", "snmalloc").full(),
         Arm::variant("value", "value"),
         jemalloc("value-jemalloc", "value"),
-        Arm::variant("arena", "arena"),
-        Arm::variant("lazy", "lazy"),
+        Arm::variant("arena", "arena").full(),
+        Arm::variant("lazy", "lazy").full(),
         Arm::variant("python", PYTHON),
         jemalloc("python-jemalloc", PYTHON),
     ],
@@ -74,9 +69,9 @@ pub const EXPERIMENT: Experiment = Experiment {
         Figure::lower(ALONE[2], "time of a request, 1 thread, p99", Unit::Ns),
         Figure::lower(ALONE[3], "time of a request, 1 thread, p99.9", Unit::Ns),
         Figure::higher(MANY[0], "requests, 2 threads a CPU", Unit::PerSecond),
-        Figure::lower(MANY[1], "time of a request, 2 threads a CPU, p50", Unit::Ns),
+        Figure::lower(MANY[1], "time of a request, 2 threads a CPU, p50", Unit::Ns).unprinted(),
         Figure::lower(MANY[2], "time of a request, 2 threads a CPU, p99", Unit::Ns),
-        Figure::lower(MANY[3], "time of a request, 2 threads a CPU, p99.9", Unit::Ns),
+        Figure::lower(MANY[3], "time of a request, 2 threads a CPU, p99.9", Unit::Ns).unprinted(),
     ],
     // A published gain counts as found if at least half of it is.
     claims: &[
@@ -158,14 +153,9 @@ pub const EXPERIMENT: Experiment = Experiment {
 const RECORDS: usize = 64;
 /// Requests of each thread that are not timed.
 const WARM_UP: usize = 2_000;
-const CALIBRATION_NS: u64 = 20_000_000;
 
 fn check(arm: &Arm, _: &Settings) -> Measured<()> {
-    if arm.variant != PYTHON {
-        return Ok(());
-    }
-    let found = program::find("python3".as_ref(), std::env::var_os("PATH").as_deref(), Path::new("."));
-    found.map(drop).map_err(|why| Absence::new(Reason::NotFound, why))
+    if arm.variant == PYTHON { python::check() } else { Ok(()) }
 }
 
 /// What was done with one number of threads.
@@ -181,7 +171,7 @@ fn measure(task: &Task) -> anyhow::Result<Outcome> {
     if task.spec.variant == PYTHON {
         return in_python(task, &texts);
     }
-    let clock = Cycles::start(CALIBRATION_NS);
+    let clock = fine_clock();
     let threads = [1, turns::twice_the_cpus()];
     let (meter, workers) =
         turns::run(task, clock, &threads, |turns| work(turns, clock, &task.spec.variant, &texts))?;
@@ -198,11 +188,8 @@ fn measure(task: &Task) -> anyhow::Result<Outcome> {
         figures.extend(keys.into_iter().zip(summary(sum.tally.rate(threads, clock), &sum.times)?));
     }
     let [alone, many] = sums.map(|sum| sum.times);
-    let histograms = BTreeMap::from([("alone".to_owned(), alone), ("many".to_owned(), many)]);
-    Ok(Outcome {
-        histograms,
-        ..Outcome::of(counts, figures.into_iter().map(|(key, value)| (key, Ok(value))))
-    })
+    let outcome = Outcome::of(counts, figures.into_iter().map(|(key, value)| (key, Ok(value))));
+    Ok(outcome.timed([("alone", alone), ("many", many)]))
 }
 
 /// The figures of one number of threads, in the order of their keys.
@@ -241,41 +228,23 @@ struct Answer {
     times: Histogram,
 }
 
-/// Limit for what the interpreter prints: some hundred kilobytes.
-const LONGEST_ANSWER: u64 = 8 << 20;
-
 fn in_python(task: &Task, texts: &[Vec<u8>]) -> anyhow::Result<Outcome> {
-    // Isolated: variables for Python in the environment have no effect.
-    let mut child = Command::new("python3")
-        .args(["-I", "-c", include_str!("json_requests/requests.py"), &task.spec.timed_s.to_string()])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("cannot start python3")?;
-    let mut input = child.stdin.take().context("no pipe to python3")?;
-    input.write_all(&texts.join(&b'\n')).context("python3 reads no input")?;
-    drop(input);
-    let output = child.stdout.take().context("no pipe from python3")?;
-    let mut output = BufReader::new(output.take(LONGEST_ANSWER));
-    let mut text = String::new();
-    output.read_line(&mut text)?;
+    let program = include_str!("json_requests/requests.py");
+    let mut python = Interpreter::start(program, &[&task.spec.timed_s.to_string()])?;
+    python.send(&texts.join(&b'\n'))?;
+    python.end_input();
+    python.ready()?;
     task.begin()?;
-    text.clear();
-    output.read_to_string(&mut text)?;
-    let status = child.wait()?;
-    ensure!(status.success(), "python3 failed: {status}");
-    outcome(&text)
+    outcome(python.result()?)
 }
 
-fn outcome(text: &str) -> anyhow::Result<Outcome> {
-    let Answer { requests, seconds, cpu_s, minor_faults, times } =
-        serde_json::from_str(text).context("cannot read the result of python3")?;
+fn outcome(answer: Answer) -> anyhow::Result<Outcome> {
+    let Answer { requests, seconds, cpu_s, minor_faults, times } = answer;
     let counts = Counts { operations: requests, seconds, cpu_s, minor_faults: Ok(minor_faults) };
     let alone = summary(requests as f64 / seconds.max(1e-9), &times)?.map(Ok);
     let many = || Err(Absence::new(Reason::NotApplicable, "the interpreter runs one thread at a time"));
     let figures = ALONE.into_iter().zip(alone).chain(MANY.into_iter().map(|key| (key, many())));
-    let histograms = BTreeMap::from([("alone".to_owned(), times)]);
-    Ok(Outcome { histograms, ..Outcome::of(counts, figures) })
+    Ok(Outcome::of(counts, figures).timed([("alone", times)]))
 }
 
 #[cfg(test)]
@@ -314,12 +283,13 @@ mod tests {
     #[test]
     fn the_result_of_the_interpreter_is_read_and_another_text_is_refused() {
         let text = r#"{"requests": 4, "seconds": 0.5, "cpu_s": 0.4, "minor_faults": 3, "times": [[7000, 3], [9000, 1]]}"#;
-        let outcome = outcome(text).unwrap();
-        assert_eq!((outcome.figures[RATE], outcome.counts.operations), (8.0, 4));
-        assert!((outcome.figures[ALONE[1]] / 7_000.0 - 1.0).abs() < 1e-3);
-        assert!(MANY.iter().all(|key| outcome.absent.contains_key(*key)));
+        let outcome = |text: &str| super::outcome(serde_json::from_str(text)?);
+        let read = outcome(text).unwrap();
+        assert_eq!((read.figures[RATE], read.counts.operations), (8.0, 4));
+        assert!((read.figures[ALONE[1]] / 7_000.0 - 1.0).abs() < 1e-3);
+        assert!(MANY.iter().all(|key| read.absent.contains_key(*key)));
         for wrong in ["", "{}", &text.replace("[[7000, 3], [9000, 1]]", "[]")] {
-            assert!(super::outcome(wrong).is_err(), "{wrong}");
+            assert!(outcome(wrong).is_err(), "{wrong}");
         }
     }
 

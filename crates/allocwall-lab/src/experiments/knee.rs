@@ -2,7 +2,7 @@
 //! allocations take about as long as the rest of the request, and then falls as 1 / allocations. A cliff is steeper than that.
 
 use super::claims::{Bound, Claim, Quantity, Test};
-use super::task::{Outcome, Task};
+use super::task::{Outcome, Task, fine_clock};
 use super::turns::{self, Tally, Turns};
 use super::{Arm, Chart, Experiment, Figure, GLIBC, JEMALLOC, Lines, MIMALLOC, SNMALLOC, TCMALLOC};
 use crate::workloads::calls::{self, Calls};
@@ -32,9 +32,13 @@ const ONE: [&str; COUNTS] = RATES[0];
 const MANY: [&str; COUNTS] = RATES[2];
 const KNEES: [&str; 3] = ["knee_1", "knee_2", "knee_2n"];
 const FALL: &str = "fall_2n";
+const SCALING: &str = "scaling_300";
 /// Costs add up in times, not in rates: on each side of the published knee, the time of a request.
 const LEFT: &str = "ns_1_10";
 const RIGHT: &str = "ns_2n_300";
+
+/// Allocations that cost the same everywhere have a bend, which depends on the computing in a request, but are never steeper than 1.
+const CLIFF: Test = Test { what: Quantity::Value { figure: FALL, arm: "glibc" }, is: Bound::Above(1.0) };
 
 /// Of the tool's wall for calls that are too frequent (`thresholds.rs` of the catalogue): 15 % of the time.
 const NO_WALL: Bound = Bound::Above(0.85);
@@ -47,20 +51,23 @@ pub const EXPERIMENT: Experiment = Experiment {
             allocations (1, 3, 10, 30, 100, 300) and of threads (1, 2, and 2 for each CPU) take turns within a run. The arm \
             no-allocation does the same with blocks that it keeps. The knee is where two straight lines meet that fit the logarithms \
             of throughput and allocations best.",
-    arms: &[GLIBC, NO_ALLOCATION, ONE_ARENA, JEMALLOC, TCMALLOC, MIMALLOC, SNMALLOC],
+    arms: &[GLIBC, NO_ALLOCATION, ONE_ARENA, JEMALLOC, TCMALLOC.full(), MIMALLOC, SNMALLOC.full()],
     figures: &[
         Figure::higher(ONE[2], "requests with 10 allocations, 1 thread", Unit::PerSecond),
         Figure::higher(ONE[3], "requests with 30 allocations, 1 thread", Unit::PerSecond),
-        Figure::higher(MANY[0], "requests with 1 allocation, 2 threads a CPU", Unit::PerSecond),
-        Figure::higher(MANY[1], "requests with 3 allocations, 2 threads a CPU", Unit::PerSecond),
+        Figure::higher(MANY[0], "requests with 1 allocation, 2 threads a CPU", Unit::PerSecond).unprinted(),
+        Figure::higher(MANY[1], "requests with 3 allocations, 2 threads a CPU", Unit::PerSecond).unprinted(),
         Figure::higher(MANY[2], "requests with 10 allocations, 2 threads a CPU", Unit::PerSecond),
         Figure::higher(MANY[3], "requests with 30 allocations, 2 threads a CPU", Unit::PerSecond),
-        Figure::higher(MANY[4], "requests with 100 allocations, 2 threads a CPU", Unit::PerSecond),
+        Figure::higher(MANY[4], "requests with 100 allocations, 2 threads a CPU", Unit::PerSecond)
+            .unprinted(),
         Figure::higher(MANY[5], "requests with 300 allocations, 2 threads a CPU", Unit::PerSecond),
-        Figure::lower(LEFT, "time between requests with 10 allocations, 1 thread", Unit::Ns),
-        Figure::lower(RIGHT, "time between requests with 300 allocations, 2 threads a CPU", Unit::Ns),
+        Figure::lower(LEFT, "time between requests with 10 allocations, 1 thread", Unit::Ns).unprinted(),
+        Figure::lower(RIGHT, "time between requests with 300 allocations, 2 threads a CPU", Unit::Ns)
+            .unprinted(),
         Figure::higher(KNEES[0], "knee with 1 thread, in allocations; 300: none up to there", Unit::None),
-        Figure::higher(KNEES[1], "knee with 2 threads, in allocations; 300: none up to there", Unit::None),
+        Figure::higher(KNEES[1], "knee with 2 threads, in allocations; 300: none up to there", Unit::None)
+            .unprinted(),
         Figure::higher(
             KNEES[2],
             "knee with 2 threads a CPU, in allocations; 300: none up to there",
@@ -71,20 +78,31 @@ pub const EXPERIMENT: Experiment = Experiment {
             "steepness right of the knee, 2 threads a CPU; 1: as 1 / allocations",
             Unit::None,
         ),
+        Figure::higher(
+            SCALING,
+            "what 2 threads a CPU serve more than 1 thread: with 300 allocations, as a multiple of with 1",
+            Unit::None,
+        ),
     ],
     claims: &[
         Claim {
             says: "The knee is at about 30 allocations in a request.",
-            // Within a factor of two. Without a knee the value is 300.
-            tests: &[Test {
-                what: Quantity::Value { figure: KNEES[2], arm: "glibc" },
-                is: Bound::Within(15.0, 60.0),
-            }],
+            tests: &[
+                // Within a factor of two. Without a knee the value is 300.
+                Test {
+                    what: Quantity::Value { figure: KNEES[2], arm: "glibc" },
+                    is: Bound::Within(15.0, 60.0),
+                },
+                CLIFF,
+            ],
         },
         Claim {
             says: "Right of the knee throughput falls off a cliff, because the mutexes of the arenas serialise the threads.",
-            // Allocations that cost the same everywhere are never steeper than 1.
-            tests: &[Test { what: Quantity::Value { figure: FALL, arm: "glibc" }, is: Bound::Above(1.0) }],
+            tests: &[
+                CLIFF,
+                // Blocks that no longer fit the processor's caches make a slope steeper too, for one thread as for many.
+                Test { what: Quantity::Value { figure: SCALING, arm: "glibc" }, is: Bound::Below(0.9) },
+            ],
         },
         Claim {
             says: "Left of the knee another allocator saves 30 to 50 % of the cost of a call.",
@@ -157,7 +175,6 @@ const MULTIPLICATIONS: u32 = 1_200;
 /// Free memory in the arena of each thread at the start: more than twice what 300 blocks take.
 const ROOM: usize = 256 << 10;
 const WARM_UP: usize = 100;
-const CALIBRATION_NS: u64 = 20_000_000;
 
 /// What serves the requests of one thread.
 struct Server {
@@ -185,9 +202,7 @@ impl Server {
             let size = black_box(SIZES[self.next]);
             self.next = if self.next + 1 == SIZES.len() { 0 } else { self.next + 1 };
             if !self.kept {
-                // SAFETY: malloc has no precondition.
-                *block = unsafe { (self.calls.allocate)(size) };
-                assert!(!block.is_null(), "out of memory");
+                *block = self.calls.block(size);
             }
             // SAFETY: each block has at least 24 bytes and the alignment of malloc.
             unsafe { block.cast::<u64>().write_volatile(1) };
@@ -244,7 +259,7 @@ fn work(turns: Turns, clock: Cycles, kept: bool) -> Tallies {
 }
 
 fn measure(task: &Task) -> anyhow::Result<Outcome> {
-    let clock = Cycles::start(CALIBRATION_NS);
+    let clock = fine_clock();
     let kept = task.spec.variant == KEPT;
     let threads = [1, 2, turns::twice_the_cpus()];
     let of_turns = threads.map(|threads| [threads; COUNTS]).concat();
@@ -263,9 +278,16 @@ fn measure(task: &Task) -> anyhow::Result<Outcome> {
         // The last row stays.
         figures.insert(FALL, bend.after.max(0.0));
     }
+    figures.insert(SCALING, scaling(ONE.map(|key| figures[key]), MANY.map(|key| figures[key])));
     figures.insert(LEFT, 1e9 / figures[ONE[2]]);
     figures.insert(RIGHT, 1e9 / figures[MANY[5]]);
     Ok(Outcome::of(counts, figures.into_iter().map(|(key, value)| (key, Ok(value)))))
+}
+
+/// How much more many threads serve than one, with the most allocations: as a multiple of that with the fewest.
+fn scaling(one: [f64; COUNTS], many: [f64; COUNTS]) -> f64 {
+    let more = |nth: usize| many[nth] / one[nth];
+    more(COUNTS - 1) / more(0)
 }
 
 /// Two straight lines that meet, through the logarithms of throughput and allocations.
@@ -351,14 +373,16 @@ mod tests {
         assert_eq!(bend(x.map(|x| 1e6 / x.min(30.0))).knee(), 300.0);
     }
 
-    /// The judgements of the claims, if allocations cost this in glibc and in jemalloc.
-    fn judged(glibc: fn(usize) -> f64, jemalloc: fn(usize) -> f64) -> Vec<Judgement> {
+    /// The judgements of the claims, if allocations cost this in glibc and in jemalloc, and in one thread of glibc.
+    fn judged(glibc: fn(usize) -> f64, jemalloc: fn(usize) -> f64, one: fn(usize) -> f64) -> Vec<Judgement> {
         let of = |cost: fn(usize) -> f64| {
+            let bend = bend(rates(cost));
+            let alone = rates(one);
             let rates = rates(cost);
-            let bend = bend(rates);
             let mut figures = vec![
                 (KNEES[2], bend.knee()),
                 (FALL, bend.after),
+                (SCALING, scaling(alone, rates)),
                 (LEFT, 1e9 / rates[2]),
                 (RIGHT, 1e9 / rates[5]),
             ];
@@ -372,12 +396,16 @@ mod tests {
     #[test]
     fn a_cliff_and_a_constant_cost_are_told_apart() {
         use Judgement::{DoesNotHold, Holds};
-        let cliff = judged(|allocations| if allocations > 30 { 170.0 } else { 25.0 }, |_| 21.0);
+        let steep = |allocations: usize| if allocations > 30 { 170.0 } else { 25.0 };
+        let cliff = judged(steep, |_| 21.0, |_| 25.0);
         assert_eq!(cliff[1..], [Holds, DoesNotHold, Holds, Holds, Holds], "{cliff:?}");
-        let constant = judged(|_| 25.0, |_| 21.0);
-        assert_eq!(constant[1..], [DoesNotHold, DoesNotHold, DoesNotHold, Holds, Holds], "{constant:?}");
+        // The same with one thread: no mutex serialises it.
+        assert_eq!(judged(steep, |_| 21.0, steep)[1], DoesNotHold);
+        let constant = judged(|_| 25.0, |_| 21.0, |_| 25.0);
+        assert_eq!(constant[..2], [DoesNotHold, DoesNotHold], "{constant:?}");
+        assert_eq!(constant[2..], [DoesNotHold, DoesNotHold, Holds, Holds], "{constant:?}");
         // Calls that take much of a request from the first on; and calls that take little.
-        assert_eq!(judged(|_| 90.0, |_| 60.0)[4..], [DoesNotHold, Holds]);
-        assert_eq!(judged(|_| 2.0, |_| 2.0)[4..], [Holds, DoesNotHold]);
+        assert_eq!(judged(|_| 90.0, |_| 60.0, |_| 90.0)[4..], [DoesNotHold, Holds]);
+        assert_eq!(judged(|_| 2.0, |_| 2.0, |_| 2.0)[4..], [Holds, DoesNotHold]);
     }
 }

@@ -2,15 +2,15 @@
 //! its pages are new. But the threshold is dynamic (mallopt(3)): the first free of a mapped block raises it, unless a tunable fixes it.
 
 use super::claims::{Bound, Claim, Quantity, Test};
-use super::task::{Outcome, Task, percentile};
+use super::task::{Outcome, Task, fine_clock, percentile};
 use super::{Arm, Chart, Experiment, Figure, GLIBC, JEMALLOC, Lines, MIMALLOC, TCMALLOC};
 use crate::histogram::Histogram;
 use crate::workloads::calls::{self, Calls};
 use allocwall_host::cycles::Cycles;
+use allocwall_host::memory::PAGE;
 use allocwall_model::stats::random::Random;
 use allocwall_trial::Unit;
 use libc::c_void;
-use std::collections::BTreeMap;
 
 /// One of these three tunables fixes all of them: the heap then trims at 128 KiB, its default.
 const PINNED: Arm = Arm::with("pinned", "glibc:mmap_threshold=128K");
@@ -85,8 +85,6 @@ const LIVE: usize = 8;
 const WARM_UP: usize = 1_000;
 /// Blocks between two looks at the clock for the end.
 const TURNS: usize = 16;
-const PAGE: usize = 4096;
-const CALIBRATION_NS: u64 = 20_000_000;
 
 /// The live blocks of one kind, and the times of their calls.
 struct Kind {
@@ -124,7 +122,7 @@ impl Kind {
 }
 
 fn measure(task: &Task) -> anyhow::Result<Outcome> {
-    let clock = Cycles::start(CALIBRATION_NS);
+    let clock = fine_clock();
     let calls = calls::real();
     // Without free memory in the heap at the start: malloc takes a block of any size from there before it maps one.
     let mut random = Random::new(task.spec.seed);
@@ -152,13 +150,8 @@ fn measure(task: &Task) -> anyhow::Result<Outcome> {
         ("above_p99_ns", percentile(&above, 0.99)?),
         (MODES, large / small.max(1.0)),
     ];
-    let histograms = [("below", below), ("above", above)];
-    Ok(Outcome {
-        counts,
-        figures: figures.map(|(key, value)| (key.to_owned(), value)).into(),
-        absent: BTreeMap::new(),
-        histograms: BTreeMap::from(histograms.map(|(key, times)| (key.to_owned(), times))),
-    })
+    let outcome = Outcome::of(counts, figures.map(|(key, value)| (key, Ok(value))));
+    Ok(outcome.timed([("below", below), ("above", above)]))
 }
 
 #[cfg(test)]

@@ -3,10 +3,12 @@
 //!
 //! An experiment is a trial: each block runs the first arm twice and the other arms once, in random order, each in a new process.
 //! This file has the types and the table. `task.rs`: one run. `run.rs`: all runs. `bill.rs`: what a diagnosis of an arm says.
-//! `results.rs`: the figures. `claims.rs`: the judgement. `text.rs`, `json.rs` and `charts.rs`: the output.
+//! `results.rs`: the figures. `claims.rs`: the judgement. `text.rs`, `json.rs` and `charts.rs`: the output. `turns.rs`, `child.rs` and
+//! `python.rs`: threads and processes of a run.
 
 pub mod bill;
 pub mod charts;
+mod child;
 pub mod claims;
 mod cold_warm;
 mod gc_or_allocator;
@@ -17,6 +19,7 @@ mod lying_rss;
 mod mmap_lock;
 mod mmap_threshold;
 mod open_loop;
+mod python;
 mod resident;
 pub mod results;
 mod retry_storm;
@@ -61,7 +64,7 @@ pub struct Experiment {
     pub about: &'static str,
     /// The first arm is the one that the others are compared with: glibc's malloc without settings.
     pub arms: &'static [Arm],
-    /// The rows of the table.
+    /// In the order of the page.
     pub figures: &'static [Figure],
     pub claims: &'static [Claim],
     pub charts: &'static [Chart],
@@ -80,17 +83,24 @@ pub struct Arm {
     pub with: &'static str,
     /// The program can do different things in different arms.
     pub variant: &'static str,
+    /// With --quick too. The others run there only if `--arms` names them.
+    pub quick: bool,
 }
 
 impl Arm {
     /// The same program as in the other arms, started with these remedies.
     const fn with(name: &'static str, with: &'static str) -> Arm {
-        Arm { name, with, variant: "all" }
+        Arm { name, with, variant: "all", quick: true }
     }
 
     /// Without remedies; the program does this variant.
     const fn variant(name: &'static str, variant: &'static str) -> Arm {
-        Arm { name, with: "none", variant }
+        Arm { name, with: "none", variant, quick: true }
+    }
+
+    /// The same, but not with --quick.
+    const fn full(self) -> Arm {
+        Arm { quick: false, ..self }
     }
 }
 
@@ -101,21 +111,29 @@ const MIMALLOC: Arm = Arm::with("mimalloc", "mimalloc");
 const SNMALLOC: Arm = Arm::with("snmalloc", "snmalloc");
 
 /// One number for each run.
+#[derive(Clone, Copy)]
 pub struct Figure {
     /// The key of a metric: one that the program reports, one of [`task::figures`], or one of any run of a trial.
     pub key: &'static str,
     pub title: &'static str,
     pub unit: Unit,
     pub direction: Direction,
+    /// Whether it is a part of the page. The JSON document has all figures.
+    pub printed: bool,
 }
 
 impl Figure {
     const fn lower(key: &'static str, title: &'static str, unit: Unit) -> Figure {
-        Figure { key, title, unit, direction: Direction::LowerIsBetter }
+        Figure { key, title, unit, direction: Direction::LowerIsBetter, printed: true }
     }
 
     const fn higher(key: &'static str, title: &'static str, unit: Unit) -> Figure {
-        Figure { key, title, unit, direction: Direction::HigherIsBetter }
+        Figure { key, title, unit, direction: Direction::HigherIsBetter, printed: true }
+    }
+
+    /// For a claim, a chart or the JSON document alone: another figure says nearly the same.
+    const fn unprinted(self) -> Figure {
+        Figure { printed: false, ..self }
     }
 
     fn metric(&self) -> Metric {
@@ -210,6 +228,8 @@ const QUICK_SCALE: f64 = 0.15;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
+    /// Without the arms that take long: see [`Arm::quick`].
+    pub quick: bool,
     pub blocks: usize,
     /// For the order of arms, and for random numbers of the runs.
     pub seed: u64,
@@ -224,12 +244,17 @@ pub struct Settings {
 impl Settings {
     pub fn full(seed: u64) -> Settings {
         let bill = Some(Duration::from_secs(3));
-        Settings { blocks: plan::DEFAULT_BLOCKS, seed, scale: 1.0, arms: vec![], bill }
+        Settings { quick: false, blocks: plan::DEFAULT_BLOCKS, seed, scale: 1.0, arms: vec![], bill }
     }
 
     pub fn quick(seed: u64) -> Settings {
         let bill = Some(Duration::from_secs(1));
-        Settings { blocks: QUICK_BLOCKS, scale: QUICK_SCALE, bill, ..Settings::full(seed) }
+        Settings { quick: true, blocks: QUICK_BLOCKS, scale: QUICK_SCALE, bill, ..Settings::full(seed) }
+    }
+
+    /// Whether this arm of those that are wanted runs.
+    fn include(&self, arm: &Arm) -> bool {
+        arm.quick || !self.quick || !self.arms.is_empty()
     }
 }
 
@@ -312,6 +337,22 @@ mod tests {
         let line = unknown_arm(&[experiment], &[second.to_owned(), "jemaloc".to_owned()]);
         assert!(line.is_some_and(|line| line.contains("nearest: jemalloc") && !line.contains('\n')));
         assert_eq!(unknown_arm(&[experiment], &[second.to_owned()]), None);
+    }
+
+    /// With 6 blocks and the run that is not counted, an arm runs 7 times, for about half a second. Its bill takes some seconds.
+    #[test]
+    fn a_quick_run_has_few_arms_and_those_that_are_named() {
+        let of = |settings: &Settings, experiment: &Experiment| {
+            experiment.arms.iter().filter(|arm| settings.include(arm)).count()
+        };
+        let (quick, full) = (Settings::quick(7), Settings::full(7));
+        for experiment in EXPERIMENTS {
+            assert!(experiment.arms[0].quick && of(&quick, experiment) <= 8, "{}", experiment.name);
+            assert_eq!(of(&full, experiment), experiment.arms.len());
+        }
+        assert!(EXPERIMENTS.iter().map(|experiment| of(&quick, experiment)).sum::<usize>() <= 60);
+        let named = Settings { arms: vec!["idle".into()], ..quick };
+        assert!(named.include(&GLIBC.full()) && !Settings::quick(7).include(&GLIBC.full()));
     }
 
     #[test]

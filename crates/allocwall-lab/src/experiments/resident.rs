@@ -2,6 +2,7 @@
 //! the kernel takes memory on request.
 
 use crate::workloads::calls::Calls;
+use crate::workloads::process;
 use allocwall_host::cgroup::CgroupFs;
 use allocwall_host::file::absence_of;
 use allocwall_host::proc::ProcFs;
@@ -111,7 +112,8 @@ pub struct Group {
 }
 
 impl Group {
-    /// Moves this process into a new group. Memory belongs to the group in which it is touched.
+    /// Moves this process into a new group. Memory belongs to the group in which it is touched. From now on the signals to end do
+    /// not end this process: it must end when it is asked to (`process::asked_to_end`), so that the group is removed.
     ///
     /// # Errors
     /// No memory cgroup is mounted, none can have a new group below it, or its files cannot be written.
@@ -123,6 +125,7 @@ impl Group {
         })?;
         remove_abandoned(parent);
         let folder = parent.join(format!("{GROUP}{}", std::process::id()));
+        process::end_on_signals();
         fs::create_dir(&folder).map_err(|error| absence_of(&folder, &error))?;
         let group = Group { version, folder, home: folders[0].clone() };
         enter(&group.folder)?;

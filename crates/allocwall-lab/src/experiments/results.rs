@@ -90,19 +90,19 @@ impl Results {
         ))
     }
 
-    /// Runs of an arm; those of the first arm are twice as many.
-    fn runs_of(&self, arm: usize) -> impl Iterator<Item = &Run> {
-        self.blocks.iter().flat_map(move |block| of_block(block, arm))
+    /// An arm's figure in each block that has it.
+    fn values(&self, figure: &str, arm: usize) -> Vec<f64> {
+        self.blocks.iter().filter_map(|block| in_block(block, figure, arm)).collect()
     }
 
-    /// The median of a figure over an arm's runs, without an interval; None if no run has it.
+    /// The median of a figure over the blocks, without an interval; None if no run has it.
     pub fn point(&self, figure: &str, arm: usize) -> Option<f64> {
-        median(&self.runs_of(arm).filter_map(|run| value(run, figure)).collect::<Vec<_>>())
+        median(&self.values(figure, arm))
     }
 
     /// The same with its interval.
     pub fn value(&self, figure: &str, arm: usize) -> Measured<Interval> {
-        let values: Vec<f64> = self.runs_of(arm).filter_map(|run| value(run, figure)).collect();
+        let values = self.values(figure, arm);
         match median_interval(&values) {
             Some(interval) if values.len() >= FEWEST => Ok(interval),
             _ => Err(self.too_few(figure, arm, values.len())),
@@ -111,14 +111,15 @@ impl Results {
 
     fn too_few(&self, figure: &str, arm: usize, values: usize) -> Absence {
         let name = self.arms[arm].name;
-        let failure = self.runs_of(arm).find_map(|run| run.failure.clone());
-        let absent = self.runs_of(arm).find_map(|run| run.metrics.get(figure)?.as_ref().err());
+        let runs = || self.blocks.iter().flat_map(move |block| of_block(block, arm));
+        let failure = runs().find_map(|run| run.failure.clone());
+        let absent = runs().find_map(|run| run.metrics.get(figure)?.as_ref().err());
         match (values, failure, absent) {
             (0, Some(failure), _) => Absence::new(Reason::NotFound, format!("{name} failed: {failure}")),
             (0, None, Some(absent)) => absent.clone(),
             _ => Absence::new(
                 Reason::TooLittle,
-                format!("{values} runs of {name} are too few: a 95 % interval needs at least {FEWEST}"),
+                format!("{values} blocks with {name} are too few: a 95 % interval needs at least {FEWEST}"),
             ),
         }
     }
@@ -152,12 +153,9 @@ impl Results {
 
     /// Where an arm lies between two others, within blocks: 0 is like `from`, 1 is like `to`.
     pub fn between(&self, figure: &str, arm: usize, from: usize, to: usize) -> Measured<Interval> {
-        let mean = |block: &Block, arm: usize| {
-            let values: Vec<f64> = of_block(block, arm).filter_map(|run| value(run, figure)).collect();
-            (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
-        };
         let part = |block: &Block| {
-            let (at, from, to) = (mean(block, arm)?, mean(block, from)?, mean(block, to)?);
+            let of = |arm| in_block(block, figure, arm);
+            let (at, from, to) = (of(arm)?, of(from)?, of(to)?);
             Some((at - from) / (to - from)).filter(|part| part.is_finite())
         };
         let parts: Vec<f64> = self.blocks.iter().filter_map(part).collect();
@@ -194,7 +192,7 @@ impl Results {
         for (_, result) in self.runs.iter().filter(|(of, _)| same(*of)) {
             let histograms = result.iter().map(|result| &result.outcome.histograms);
             for times in histograms.flat_map(|all| keys.iter().filter_map(move |key| all.get(*key))) {
-                sum.get_or_insert_default().add(times);
+                sum.get_or_insert_default().add(&Histogram::from(times.clone()));
             }
         }
         sum.filter(|sum| sum.count() > 0)
@@ -204,6 +202,13 @@ impl Results {
 /// The runs of an arm in a block: two of the first arm.
 fn of_block(block: &Block, arm: usize) -> impl Iterator<Item = &Run> {
     block.runs.iter().filter(move |run| run.arm == arm || (arm == 0 && run.arm < BASELINES))
+}
+
+/// An arm's figure in a block: of the first arm the mean of its two runs. Both are in the same block, so they are no two independent
+/// values. None if no run has it.
+fn in_block(block: &Block, figure: &str, arm: usize) -> Option<f64> {
+    let values: Vec<f64> = of_block(block, arm).filter_map(|run| value(run, figure)).collect();
+    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }
 
 /// A figure of a run that did not fail.
@@ -258,8 +263,23 @@ mod tests {
         ] {
             assert_eq!(absent.unwrap_err().reason, Reason::TooLittle);
         }
-        // The first arm runs twice in a block.
-        assert!(three(3).value(FIGURE, 0).is_ok() && three(3).value(FIGURE, 2).is_err());
+        // The first arm runs twice in a block, and a block counts once.
+        assert!(three(3).value(FIGURE, 0).is_err() && three(6).value(FIGURE, 0).is_ok());
+    }
+
+    #[test]
+    fn a_block_counts_once_however_often_an_arm_runs_in_it() {
+        let mut results = three(6);
+        // Blocks differ tenfold, and the two runs of the first arm in a block do not differ.
+        for block in &mut results.blocks {
+            let scale = 10f64.powi(block.number as i32);
+            for run in &mut block.runs {
+                run.metrics.insert(FIGURE.to_owned(), Ok(scale));
+            }
+        }
+        let [first, other] = [0, 2].map(|arm| results.value(FIGURE, arm).unwrap());
+        assert_eq!(first, other);
+        assert_eq!((first.low, first.high), (1.0, 1e5));
     }
 
     #[test]

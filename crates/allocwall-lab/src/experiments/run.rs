@@ -11,7 +11,7 @@ use allocwall_model::error::Error;
 use allocwall_model::units::{Absence, Measured, Reason};
 use allocwall_trial::account::Room;
 use allocwall_trial::arm::{Arm as Remedies, Inventory, TargetFacts};
-use allocwall_trial::batch::{Fresh, Prepared, last_words};
+use allocwall_trial::batch::{Fresh, Prepared, failure, last_words};
 use allocwall_trial::compare::compare;
 use allocwall_trial::conduct::{End, Event};
 use allocwall_trial::run::{self, Output, Start};
@@ -43,6 +43,8 @@ const SPARE: Duration = Duration::from_secs(30);
 const GRACE: Duration = Duration::from_secs(1);
 /// Pause between two checks whether the timed part of a run has begun.
 const GLANCE: Duration = Duration::from_millis(10);
+/// Why an arm is left out that runs only in a full run. It is no news, so no message says it while the experiment runs.
+const NOT_QUICK: &str = "not with --quick, unless --arms names it";
 /// Prefixes of variables that would change malloc in the arm without remedies, and in the others. They are removed.
 const TAKEN_AWAY: [&str; 5] = ["LD_PRELOAD", "GLIBC_TUNABLES", "MALLOC_", "MIMALLOC_", "TCMALLOC_"];
 
@@ -84,7 +86,7 @@ impl Bench<'_> {
         settings: &Settings,
     ) -> anyhow::Result<Option<Results>> {
         let Chosen { arms, prepared, left_out } = self.choose(experiment, settings)?;
-        for LeftOut { arm, why } in &left_out {
+        for LeftOut { arm, why } in left_out.iter().filter(|left_out| left_out.why != NOT_QUICK) {
             self.talk.note(&format!("{}: the arm {arm} is left out: {why}", experiment.name));
         }
         if arms.is_empty() {
@@ -173,6 +175,10 @@ impl Bench<'_> {
         }
         let mut chosen = Chosen { arms: vec![], prepared: vec![], left_out: vec![] };
         for &arm in &wanted {
+            if !settings.include(arm) {
+                chosen.left_out.push(LeftOut { arm: arm.name, why: NOT_QUICK.into() });
+                continue;
+            }
             if let Some(Err(absence)) = experiment.check.map(|check| check(arm, settings)) {
                 let left_out = |arm: &Arm| LeftOut { arm: arm.name, why: absence.to_string() };
                 if chosen.arms.is_empty() {
@@ -259,7 +265,10 @@ impl Bench<'_> {
         let until_ns = monotonic_ns() + RUN_LIMIT.as_nanos() as u64;
         while running.output().0.bytes.is_empty() {
             if running.exited().is_some() || monotonic_ns() > until_ns || self.stopped() {
-                return Err(Absence::new(Reason::NotFound, "the extra run did not reach its timed part"));
+                let finished = running.end().map_err(absent)?;
+                let why = failure(&finished, &[]).unwrap_or_else(|| "it ended early".into());
+                let why = format!("the extra run did not reach its timed part: {why}");
+                return Err(Absence::new(Reason::NotFound, why));
             }
             std::thread::sleep(GLANCE);
         }
@@ -280,6 +289,8 @@ impl Bench<'_> {
         let finished = run::start(&diagnosis, self.program)
             .and_then(|running| running.wait(self.interrupted))
             .map_err(absent)?;
+        // Some megabytes that nothing reads.
+        let _ = std::fs::remove_file(file);
         match serde_json::from_slice(&finished.stdout.bytes) {
             Ok(document) => Bill::of(&document),
             Err(_) => {

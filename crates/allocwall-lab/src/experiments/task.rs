@@ -4,6 +4,7 @@ use super::find;
 use crate::histogram::Histogram;
 use crate::runs::{Figures, Printed};
 use allocwall_host::clock::{monotonic_ns, own_cpu_ns};
+use allocwall_host::cycles::Cycles;
 use allocwall_host::proc::ProcFs;
 use allocwall_model::units::{Absence, Measured, Reason};
 use anyhow::Context;
@@ -54,6 +55,9 @@ pub struct Counts {
     pub minor_faults: Measured<u64>,
 }
 
+/// The counts of a [`Histogram`] that are not zero. A histogram takes some hundred kilobytes, and the results of all runs are kept.
+pub type Times = Vec<(u64, u64)>;
+
 /// What the program of an experiment measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
@@ -62,7 +66,7 @@ pub struct Outcome {
     pub figures: BTreeMap<String, f64>,
     /// Figures that cannot be measured on this machine, with the reason.
     pub absent: BTreeMap<String, Absence>,
-    pub histograms: BTreeMap<String, Histogram>,
+    pub histograms: BTreeMap<String, Times>,
 }
 
 impl Outcome {
@@ -81,6 +85,12 @@ impl Outcome {
             }
         }
         outcome
+    }
+
+    /// With these histograms.
+    pub fn timed(mut self, histograms: impl IntoIterator<Item = (&'static str, Histogram)>) -> Outcome {
+        self.histograms.extend(histograms.into_iter().map(|(key, times)| (key.to_owned(), times.into())));
+        self
     }
 }
 
@@ -146,6 +156,11 @@ impl Meter {
 
 fn minor_faults() -> Measured<u64> {
     Ok(ProcFs::live().process_stat(std::process::id() as i32)?.minor_faults)
+}
+
+/// A clock for times below a microsecond. It is set for 20 ms.
+pub fn fine_clock() -> Cycles {
+    Cycles::start(20_000_000)
 }
 
 /// The time that this share of the calls did not exceed.

@@ -2,11 +2,10 @@
 //! not fit goes to the arena: it takes the arena's lock, merges neighbours and splits them again.
 
 use super::claims::{Bound, Claim, Quantity, Test};
-use super::task::{Outcome, Task, percentile};
+use super::task::{Outcome, Task, fine_clock, percentile};
 use super::{Arm, Chart, Experiment, Figure, GLIBC, JEMALLOC, Lines, MIMALLOC, SNMALLOC, TCMALLOC};
 use crate::histogram::Histogram;
 use crate::workloads::calls;
-use allocwall_host::cycles::Cycles;
 use allocwall_trial::Unit;
 use anyhow::anyhow;
 use std::collections::BTreeMap;
@@ -19,6 +18,7 @@ const NO_CACHE: Arm = Arm::with("no-cache", "glibc:tcache_count=0");
 const BATCHES: [(usize, &str); 5] =
     [(1, "ns_1"), (7, "ns_7"), (16, "ns_16"), (100, "ns_100"), (1_000, "ns_1000")];
 const FITS: &str = BATCHES[1].1;
+const TWICE: &str = BATCHES[2].1;
 const FALLS: &str = BATCHES[3].1;
 const GROWTH: &str = "growth";
 
@@ -28,11 +28,11 @@ pub const EXPERIMENT: Experiment = Experiment {
     about: "A thread allocates a batch of blocks of 256 bytes, then frees them all in the same order. 256 bytes is above the fast bins, \
             so a block that does not fit the thread cache goes to the arena. The batch sizes take turns. A figure is the median over \
             all turns of a run.",
-    arms: &[GLIBC, CACHE_1000, NO_CACHE, JEMALLOC, TCMALLOC, MIMALLOC, SNMALLOC],
+    arms: &[GLIBC, CACHE_1000, NO_CACHE, JEMALLOC, TCMALLOC, MIMALLOC.full(), SNMALLOC.full()],
     figures: &[
         Figure::lower(BATCHES[0].1, "a malloc and a free, one block at a time", Unit::Ns),
         Figure::lower(FITS, "a malloc and a free in batches of 7", Unit::Ns),
-        Figure::lower(BATCHES[2].1, "a malloc and a free in batches of 16", Unit::Ns),
+        Figure::lower(TWICE, "a malloc and a free in batches of 16", Unit::Ns),
         Figure::lower(FALLS, "a malloc and a free in batches of 100", Unit::Ns),
         Figure::lower(BATCHES[4].1, "a malloc and a free in batches of 1,000", Unit::Ns),
         Figure::lower(GROWTH, "batches of 100 as a multiple of batches of 7", Unit::None),
@@ -45,6 +45,16 @@ pub const EXPERIMENT: Experiment = Experiment {
                 Test {
                     what: Quantity::Ratio { figure: FITS, arm: "cache-1000", to: "glibc" },
                     is: Bound::Within(0.9, 1.1),
+                },
+                // Of 16 blocks, 9 do not fit a cache of 7. A cache of 16, as since glibc 2.42, holds all.
+                Test {
+                    what: Quantity::Between {
+                        figure: TWICE,
+                        arm: "glibc",
+                        from: "cache-1000",
+                        to: "no-cache",
+                    },
+                    is: Bound::Above(0.2),
                 },
                 // Calls are not counted, since that would slow them down. If 93 % of them miss, batches of 100 have most of the
                 // cost that they have without a cache.
@@ -61,6 +71,7 @@ pub const EXPERIMENT: Experiment = Experiment {
         },
         Claim {
             says: "jemalloc's thread cache holds batches of 100.",
+            // More blocks take more of the processor's cache too.
             tests: &[Test {
                 what: Quantity::Value { figure: GROWTH, arm: "jemalloc" },
                 is: Bound::Below(1.5),
@@ -82,7 +93,7 @@ pub const EXPERIMENT: Experiment = Experiment {
         lines: Lines::Figures(&[
             (1.0, BATCHES[0].1),
             (7.0, FITS),
-            (16.0, BATCHES[2].1),
+            (16.0, TWICE),
             (100.0, FALLS),
             (1_000.0, BATCHES[4].1),
         ]),
@@ -97,7 +108,6 @@ const LARGEST: usize = 1_000;
 const TURN: usize = 2_000;
 /// Free memory in the heap at the start, so that no batch makes the heap grow or shrink.
 const ROOM: usize = 4 << 20;
-const CALIBRATION_NS: u64 = 20_000_000;
 /// The histograms take whole numbers of picoseconds.
 const PS: f64 = 1_000.0;
 
@@ -110,7 +120,7 @@ fn measure(task: &Task) -> anyhow::Result<Outcome> {
 }
 
 fn batches(task: &Task) -> anyhow::Result<Outcome> {
-    let clock = Cycles::start(CALIBRATION_NS);
+    let clock = fine_clock();
     let calls = calls::real();
     calls::make_room(calls, ROOM);
     let mut blocks = [std::ptr::null_mut(); LARGEST];
@@ -158,22 +168,26 @@ mod tests {
 
     #[test]
     fn batches_that_miss_the_cache_and_batches_that_do_not_are_told_apart() {
-        let judged = |fits: [f64; 2], falls: [f64; 3]| {
-            let of = |fits: f64, falls: f64| vec![(FITS, fits), (FALLS, falls), (GROWTH, falls / fits)];
+        // Batches of 7, 16 and 100 with glibc; with a larger cache all take 10, and without a cache 30.
+        let judged = |glibc: [f64; 3]| {
+            let of = |[fits, twice, falls]: [f64; 3]| {
+                vec![(FITS, fits), (TWICE, twice), (FALLS, falls), (GROWTH, falls / fits)]
+            };
             let arms = [
-                ("glibc", of(fits[0], falls[0])),
-                ("cache-1000", of(fits[1], falls[1])),
-                ("no-cache", of(30.0, falls[2])),
-                ("jemalloc", of(8.0, 9.0)),
+                ("glibc", of(glibc)),
+                ("cache-1000", of([10.0; 3])),
+                ("no-cache", of([30.0; 3])),
+                ("jemalloc", of([8.0, 8.0, 9.0])),
             ];
             let judged = judge(&results(&EXPERIMENT, 6, &arms));
             judged.into_iter().map(|judged| judged.judgement).collect::<Vec<_>>()
         };
-        let misses = judged([10.0, 10.0], [29.0, 10.0, 30.0]);
+        let misses = judged([10.0, 21.0, 29.0]);
         assert_eq!(misses[..2], [Judgement::Holds, Judgement::Holds]);
         assert!(matches!(&misses[2], Judgement::CannotTest(why) if why.contains("tcmalloc")), "{misses:?}");
-        // A cache that holds half of the batch; and one that is too small for 7 blocks.
-        assert_eq!(judged([10.0, 10.0], [20.0, 10.0, 30.0])[0], Judgement::DoesNotHold);
-        assert_eq!(judged([20.0, 10.0], [29.0, 10.0, 30.0])[0], Judgement::DoesNotHold);
+        // A cache that holds half of the batch; one that is too small for 7 blocks; and one that holds 16.
+        for other in [[10.0, 21.0, 20.0], [20.0, 21.0, 29.0], [10.0, 10.0, 27.0]] {
+            assert_eq!(judged(other)[0], Judgement::DoesNotHold, "{other:?}");
+        }
     }
 }

@@ -16,7 +16,6 @@ use allocwall_model::stats::random::Random;
 use allocwall_model::units::{Absence, Measured, Reason};
 use allocwall_trial::Unit;
 use anyhow::anyhow;
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 const P99: &str = "p99_ns";
@@ -239,8 +238,7 @@ fn measure(task: &Task) -> anyhow::Result<Outcome> {
         (PERIODS, counted.map(|(periods, _)| periods as f64 / counts.seconds)),
     ];
     let Served { times, pauses, .. } = served;
-    let histograms = BTreeMap::from([("requests".to_owned(), times), ("pauses".to_owned(), pauses)]);
-    Ok(Outcome { histograms, ..Outcome::of(counts, figures) })
+    Ok(Outcome::of(counts, figures).timed([("requests", times), ("pauses", pauses)]))
 }
 
 fn pause_s(pauses: &Histogram) -> Measured<f64> {

@@ -104,9 +104,7 @@ impl<'a> Worker<'a> {
                 size += self.sizes[piece % self.sizes.len()];
                 piece += 1;
             }
-            // SAFETY: malloc has no precondition.
-            let block = unsafe { (calls.allocate)(size) };
-            assert!(!block.is_null(), "out of memory");
+            let block = calls.block(size);
             // SAFETY: the block has this size.
             unsafe { block.cast::<u8>().write_bytes(1, size) };
             self.blocks.push(Block(block));

@@ -25,14 +25,15 @@ const LARGEST: f64 = 10.0;
 #[command(
     after_help = "A block runs every arm once and the first arm, glibc's malloc, twice, in random order. Each run is a new process.\n\
                   A claim holds here, or does not, if its whole 95 % interval says so; else it can't be tested here.\n\
+                  Each claim is judged by itself: of many, some are judged wrongly by chance.\n\
                   Exit status: 0 measured, 1 could not measure, 2 usage error."
 )]
 pub struct Args {
-    /// Fewer and shorter runs: about half a minute an experiment, with wider intervals
+    /// Fewer and shorter runs of fewer arms: less than a minute an experiment, with wider intervals
     #[arg(long)]
     quick: bool,
 
-    /// Arms to run in addition to the first [default: all that this machine has]
+    /// Arms to run in addition to the first [default: all that this machine has; with --quick: some of them]
     #[arg(long, value_name = "NAME[,…]", value_delimiter = ',')]
     arms: Vec<String>,
 
