@@ -20,8 +20,6 @@ pub const STACK_POINTER: usize = 31;
 
 /// The ring has one page, which has room for 100 samples: a user may lock little memory (perf_event_mlock_kb).
 const RING_BYTES: usize = 4096;
-/// The most records that are taken from a ring.
-const RECORDS: usize = 4096;
 
 /// The event of one thread. Its descriptor is readable (poll(2)) as soon as there is a sample.
 pub struct FaultEvent(Sampler);
@@ -87,13 +85,13 @@ impl FaultEvent {
         self.0.as_counter_mut().read()
     }
 
-    /// The samples so far, in order of time.
+    /// The samples since the last call, in order of time: at most those for which it was started, and a few.
     pub fn records(&mut self) -> Vec<FaultRecord> {
         // include/uapi/linux/perf_event.h: PERF_RECORD_SAMPLE
         const SAMPLE: u32 = 9;
         let mut records = Vec::new();
         while let Some(record) = self.0.next_record() {
-            if record.ty() == SAMPLE && records.len() < RECORDS {
+            if record.ty() == SAMPLE {
                 records.extend(parse_fault(&record.to_contiguous()));
             }
         }

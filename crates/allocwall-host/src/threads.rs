@@ -151,10 +151,10 @@ impl Reading {
 /// Copies memory of the target from `address` upwards into `buffer` without stopping the target. Returns the
 /// number of readable bytes.
 pub(crate) fn read_memory(pid: i32, address: u64, buffer: &mut [u8]) -> usize {
+    const PAGE: u64 = 4096;
     let local = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
     // Two pieces, split at a page boundary: a read past the end of a stack still returns the first piece.
-    let page = 4096;
-    let first = (page - (address % page) as usize as u64).min(buffer.len() as u64);
+    let first = (PAGE - address % PAGE).min(buffer.len() as u64);
     let remote = [
         libc::iovec { iov_base: address as *mut libc::c_void, iov_len: first as usize },
         libc::iovec {

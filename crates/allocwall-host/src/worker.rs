@@ -3,6 +3,7 @@
 
 use allocwall_model::units::{Absence, Measured, Reason};
 use std::io;
+use std::marker::PhantomData;
 use std::thread::{Builder, JoinHandle};
 
 /// A thread, and its result at the end.
@@ -19,32 +20,67 @@ pub fn not_started(what: &str, error: &io::Error) -> Absence {
         .mend("raise the limit of tasks: ulimit -u")
 }
 
-/// Lets the calling thread run as soon as it wakes up, also where all CPUs are busy: before all threads of usual priority if that is
-/// permitted, else before those whose turns are longer (Linux 6.12). For threads that work for very short times. What they start is
-/// usual again.
-pub fn run_when_woken() {
-    /// The shortest turn (kernel/sched/syscalls.c).
-    const TURN_NS: u64 = 100_000;
-    // A lower number than now may not be permitted.
-    let nice = rustix::process::getpriority_process(None).unwrap_or(0);
-    let set = |policy: libc::c_int, priority: u32, turn_ns: u64| {
-        let wanted = libc::sched_attr {
-            size: size_of::<libc::sched_attr>() as u32,
-            sched_policy: policy as u32,
-            sched_flags: libc::SCHED_FLAG_RESET_ON_FORK as u64,
-            sched_nice: nice,
-            sched_priority: priority,
-            sched_runtime: turn_ns,
-            sched_deadline: 0,
-            sched_period: 0,
-        };
-        // SAFETY: the kernel reads `size` bytes of `wanted`, which outlives the call. 0 is the calling thread.
-        unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const wanted, 0) == 0 }
-    };
-    // If neither is permitted, it waits for its turn.
-    if !set(libc::SCHED_FIFO, 1, 0) {
-        set(libc::SCHED_OTHER, 0, TURN_NS);
+/// As long as it exists, the calling thread runs as soon as it wakes up, also where all CPUs are busy: before all threads of usual
+/// priority if that is permitted, else before those whose turns are longer (Linux 6.12). For short work alone: on the CPU of this
+/// thread, nothing else runs meanwhile. What the thread starts is usual.
+pub struct Urgent {
+    /// None if nothing was changed.
+    before: Option<libc::sched_attr>,
+    /// It belongs to the thread that made it.
+    _of_thread: PhantomData<*const ()>,
+}
+
+impl Urgent {
+    pub fn begin() -> Urgent {
+        /// The shortest turn (kernel/sched/syscalls.c).
+        const TURN_NS: u64 = 100_000;
+        // Another policy is the user's choice.
+        let before = scheduling().filter(|now| now.sched_policy == libc::SCHED_OTHER as u32);
+        if let Some(before) = before {
+            let first =
+                libc::sched_attr { sched_policy: libc::SCHED_FIFO as u32, sched_priority: 1, ..before };
+            // So is a lower priority: the others go first.
+            let later = before.sched_nice > 0;
+            if later || !set_scheduling(first) {
+                set_scheduling(libc::sched_attr { sched_runtime: TURN_NS, ..before });
+            }
+        }
+        Urgent { before, _of_thread: PhantomData }
     }
+}
+
+impl Drop for Urgent {
+    fn drop(&mut self) {
+        if let Some(before) = self.before {
+            set_scheduling(before);
+        }
+    }
+}
+
+/// How the calling thread is scheduled; None if the kernel does not tell.
+fn scheduling() -> Option<libc::sched_attr> {
+    let size = size_of::<libc::sched_attr>() as u32;
+    let mut now = libc::sched_attr {
+        size,
+        sched_policy: 0,
+        sched_flags: 0,
+        sched_nice: 0,
+        sched_priority: 0,
+        sched_runtime: 0,
+        sched_deadline: 0,
+        sched_period: 0,
+    };
+    // SAFETY: the kernel writes at most `size` bytes to `now`, which outlives the call. 0 is the calling thread.
+    let code = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut now, size, 0) };
+    (code == 0).then_some(now)
+}
+
+/// Changes how the calling thread is scheduled, if that is permitted. What it starts is usual: only a privileged thread may take
+/// that back (SCHED_FLAG_RESET_ON_FORK, sched(7)).
+fn set_scheduling(mut wanted: libc::sched_attr) -> bool {
+    wanted.sched_flags |= libc::SCHED_FLAG_RESET_ON_FORK as u64;
+    // SAFETY: the kernel reads `size` bytes of `wanted`, which outlives the call. 0 is the calling thread.
+    unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const wanted, 0) == 0 }
 }
 
 impl<T: Send + 'static> Worker<T> {
@@ -73,22 +109,35 @@ impl<T: Send + 'static> Worker<T> {
 mod tests {
     use super::*;
 
-    /// Of the calling thread: 0 is the usual one.
     fn policy() -> i32 {
-        /// SCHED_RESET_ON_FORK (sched(7)).
-        const RESET_ON_FORK: i32 = 0x4000_0000;
-        // SAFETY: the call takes a number alone.
-        unsafe { libc::sched_getscheduler(0) & !RESET_ON_FORK }
+        scheduling().map_or(-1, |now| now.sched_policy as i32)
+    }
+
+    /// The policies of a thread of this nice value before it is urgent, meanwhile, and after it, and of a thread that it starts
+    /// meanwhile. None if it may not have this nice value.
+    fn policies(nice: i32) -> Option<[i32; 4]> {
+        let work = move || {
+            // On Linux each thread has its own.
+            rustix::process::setpriority_process(None, nice).ok()?;
+            let before = policy();
+            let urgent = Urgent::begin();
+            let meanwhile = policy();
+            let started = std::thread::spawn(policy).join().expect("a number");
+            drop(urgent);
+            Some([before, meanwhile, policy(), started])
+        };
+        std::thread::spawn(work).join().expect("numbers")
     }
 
     #[test]
-    fn what_a_thread_starts_that_runs_when_woken_is_usual() {
-        let thread = std::thread::spawn(|| {
-            run_when_woken();
-            (policy(), std::thread::spawn(policy).join().expect("a number"))
-        });
-        let (own, started) = thread.join().expect("two numbers");
-        assert!([libc::SCHED_OTHER, libc::SCHED_FIFO].contains(&own), "{own}");
-        assert_eq!(started, libc::SCHED_OTHER);
+    fn a_thread_is_urgent_for_a_time_and_what_it_starts_is_not() {
+        let nice = rustix::process::getpriority_process(None).expect("its own");
+        let [before, meanwhile, after, started] = policies(nice).expect("it has this value");
+        // FIFO, if it is permitted.
+        assert!([before, libc::SCHED_FIFO].contains(&meanwhile), "{meanwhile}");
+        assert_eq!([after, started], [before; 2]);
+        // The near twin has a lower priority by the user's choice.
+        let Some([before, others @ ..]) = policies(nice.max(0) + 1) else { return };
+        assert_eq!(others, [before; 3]);
     }
 }

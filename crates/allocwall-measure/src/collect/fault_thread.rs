@@ -140,7 +140,7 @@ impl Thread {
                 }
                 let mut owners = Vec::new();
                 let runtime = |pid| runtimes.get(&pid);
-                faults.look_up(&proc, runtime, |sample, owner| owners.push((sample, owner)));
+                faults.look_up(&proc, runtime, |fault, owner| owners.push((fault.sample, owner)));
                 let missing = faults.missing().cloned();
                 if answer.send(Answer { owners, missing }).is_err() {
                     return;

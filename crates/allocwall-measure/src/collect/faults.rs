@@ -94,6 +94,8 @@ pub struct Faults {
     /// The kernel finds no single mappings.
     only_lists: bool,
     lists: HashMap<i32, List>,
+    /// Look-ups read no lists: `prepare` has read them.
+    lists_ahead: bool,
     places: Places,
     /// Where malloc's mapped blocks began, by process; the latest first.
     blocks: HashMap<i32, VecDeque<u64>>,
@@ -108,10 +110,27 @@ struct List {
 }
 
 impl Faults {
-    /// For look-ups at once: the calling thread reads the memory, and may wait for good.
-    pub fn at_once() -> Faults {
-        let reader = ResidentReader::default().in_this_thread();
-        Faults { memory: Memory { reader, ..Memory::default() }, ..Faults::default() }
+    /// For look-ups at once: the calling thread reads the memory, and may wait for good. `limit`: the longest time for all faults
+    /// of one call of `look_up`.
+    pub fn at_once(limit: Duration) -> Faults {
+        let mut faults = Faults { lists_ahead: true, ..Faults::default() };
+        faults.memory.reader = ResidentReader::default().in_this_thread();
+        faults.memory.time.limit = limit;
+        faults
+    }
+
+    /// Before look-ups at once: opens the files of these processes. If the kernel finds no single mappings, it reads the lists
+    /// too, which may take a thousand times as long as a look-up.
+    pub fn prepare(&mut self, proc: &ProcFs, pids: &[i32]) {
+        for &pid in pids {
+            let Ok(process) = self.memory.opened(proc, pid) else { continue };
+            // Whether there is a mapping at this address does not matter.
+            self.only_lists = self.only_lists || process.finder.find(0).is_err_and(|error| no_single(&error));
+            if self.only_lists {
+                // A process that has ended has no list; other reasons are kept.
+                let _ = self.read_list(proc, pid);
+            }
+        }
     }
 
     pub fn add(&mut self, fault: Fault) {
@@ -125,22 +144,23 @@ impl Faults {
         self.pending.push_back(fault);
     }
 
-    /// Looks up the faults that were added, and passes on the owner of each sample. Those that it leaves out are unknown:
-    /// `missing` has the reason. `runtime`: of a process, if it is known.
+    /// Looks up the faults that were added, and passes on the owner of each: without `soon`, if the look-up began too late for
+    /// that. Those that it leaves out are unknown: `missing` has the reason. `runtime`: of a process, if it is known.
     pub fn look_up<'r>(
         &mut self,
         proc: &ProcFs,
         runtime: impl Fn(i32) -> Option<&'r Runtime>,
-        mut found: impl FnMut(u32, Owner),
+        mut found: impl FnMut(&Fault, Owner),
     ) {
         self.memory.begin();
         self.found.clear();
-        for fault in std::mem::take(&mut self.pending).into_iter().rev() {
+        for mut fault in std::mem::take(&mut self.pending).into_iter().rev() {
             // All the others are left out, not only those that need a read of memory: else owners that are known by the name
             // of their mapping would get too large a share.
             if self.memory.is_over() {
                 break;
             }
+            fault.soon = fault.soon.filter(Soon::is_now);
             let runtime = runtime(fault.pid);
             let mut owner = self.owner(proc, &fault, fault.pid, runtime);
             // Parent and child map new memory at the same addresses after the fork, so the process itself is asked first.
@@ -148,7 +168,7 @@ impl Faults {
                 owner = self.owner(proc, &fault, fault.origin, runtime);
             }
             if owner != Err(Unread::Refused) {
-                found(fault.sample, owner.unwrap_or(Owner::Unknown));
+                found(&fault, owner.unwrap_or(Owner::Unknown));
             }
         }
         self.memory.time.end();
@@ -240,7 +260,7 @@ impl Faults {
         if !self.only_lists {
             let answer = self.memory.opened(proc, pid)?.finder.find(address);
             match answer {
-                Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => self.only_lists = true,
+                Err(error) if no_single(&error) => self.only_lists = true,
                 Err(error) => return Err(self.memory.failed(pid, Unread::of(&error))),
                 Ok(mapping) => {
                     self.found.entry(pid).or_default().extend(mapping.clone());
@@ -253,21 +273,8 @@ impl Faults {
 
     /// For a kernel that finds no single mappings (before Linux 6.11): from the list, which is read now and then.
     fn listed_mapping(&mut self, proc: &ProcFs, pid: i32, address: u64) -> Result<Option<Mapping>, Unread> {
-        let due = self.lists.get(&pid).is_none_or(|list| list.read.elapsed() >= LIST_EVERY);
-        if due && self.memory.time.has_time_for_lists() {
-            let thread = self.memory.opened(proc, pid)?.thread;
-            let read = Instant::now();
-            let kept = proc.maps(thread, |_| true);
-            self.memory.time.lists += read.elapsed();
-            let kept = kept.map_err(|why| match why.is_gone() {
-                true => Unread::Gone,
-                false => self.memory.refused(why),
-            })?;
-            if kept.mappings.is_empty() {
-                return Err(Unread::Gone);
-            }
-            let list = List { read, whole: kept.cut.is_none(), mappings: kept.mappings };
-            keep(&mut self.lists, pid, list, LISTED);
+        if !self.lists_ahead {
+            self.read_list(proc, pid)?;
         }
         let Some(list) = self.lists.get(&pid) else {
             let why = "allocwall reached its time limit for reading lists of mappings, and this kernel finds no single ones";
@@ -278,6 +285,28 @@ impl Faults {
         // The memory may have been mapped after an older list was read.
         let shows_all = list.whole && list.read >= self.memory.time.look_up;
         if mapping.is_none() && !shows_all { Err(Unread::Unreadable) } else { Ok(mapping) }
+    }
+
+    /// Reads the list of a process's mappings, if the last one is old and there is time for it.
+    fn read_list(&mut self, proc: &ProcFs, pid: i32) -> Result<(), Unread> {
+        let due = self.lists.get(&pid).is_none_or(|list| list.read.elapsed() >= LIST_EVERY);
+        if !due || !self.memory.time.has_time_for_lists() {
+            return Ok(());
+        }
+        let thread = self.memory.opened(proc, pid)?.thread;
+        let read = Instant::now();
+        let kept = proc.maps(thread, |_| true);
+        self.memory.time.lists += read.elapsed();
+        let kept = kept.map_err(|why| match why.is_gone() {
+            true => Unread::Gone,
+            false => self.memory.refused(why),
+        })?;
+        if kept.mappings.is_empty() {
+            return Err(Unread::Gone);
+        }
+        let list = List { read, whole: kept.cut.is_none(), mappings: kept.mappings };
+        keep(&mut self.lists, pid, list, LISTED);
+        Ok(())
     }
 
     /// For private memory without a name.
@@ -334,6 +363,11 @@ fn in_block(
     let mut before = earlier.iter().filter(|block| (start..=address).contains(*block));
     let again = before.any(|block| block_end(*block, end, word).is_some_and(|end| address < end));
     if again { Some(true) } else { found.map(|_| false) }
+}
+
+/// Whether the kernel cannot find single mappings, by its answer.
+fn no_single(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ENOTTY)
 }
 
 fn holds(mapping: &Mapping, address: u64) -> bool {
@@ -944,8 +978,8 @@ int main(int count, char **names) {
         faults.look_up(
             &ProcFs::live(),
             |_| runtime,
-            |sample, owner| {
-                assert_eq!(sample, 7);
+            |fault, owner| {
+                assert_eq!(fault.sample, 7);
                 found = Some(owner);
             },
         );
@@ -1060,13 +1094,14 @@ int main(int count, char **names) {
     #[test]
     fn memory_that_changed_its_owner_since_has_one_only_if_it_is_looked_up_at_once() {
         let Some(mut subject) = Subject::compiled() else { return };
-        let soon = Some(Soon { tid: 1, time_ns: 5 });
+        let [soon, too_late] = [u64::MAX, 5].map(|time_ns| Some(Soon { tid: 1, time_ns }));
         let of = |faults: &mut Faults, fault| owner(faults, fault, None);
         let mut faults = faults(false);
         assert_eq!(of(&mut faults, subject.fault("forged", 5, 0)), Some(MappedBlock));
         let own = of(&mut faults, subject.fault("own", 5, 0));
         subject.go_on();
         assert_eq!(of(&mut faults, subject.fault("forged", 5, 0)), Some(Unknown));
+        assert_eq!(of(&mut faults, Fault { soon: too_late, ..subject.fault("forged", 5, 0) }), Some(Unknown));
         assert_eq!(of(&mut faults, Fault { soon, ..subject.fault("forged", 5, 0) }), Some(Private));
         // The near twin has had the same owner.
         assert_eq!((own, of(&mut faults, subject.fault("own", 5, 0))), (Some(Private), Some(Private)));
@@ -1142,6 +1177,23 @@ int main(int count, char **names) {
     }
 
     #[test]
+    fn look_ups_at_once_read_no_lists() {
+        let Some(subject) = Subject::compiled() else { return };
+        let pid = subject.child.id() as i32;
+        let of = |prepared: &[i32]| {
+            let mut faults = Faults::at_once(Duration::from_secs(60));
+            faults.only_lists = true;
+            faults.prepare(&ProcFs::live(), prepared);
+            let owner = owner(&mut faults, subject.fault("own", 5, 0), None);
+            (owner, faults.missing().map(|why| why.reason))
+        };
+        assert_eq!(of(&[]), (None, Some(Reason::TooCostly)));
+        // The near twin has its list.
+        assert_eq!(of(&[pid]), (Some(Private), None));
+        assert_eq!(of(&[i32::MAX, pid]), (Some(Private), None));
+    }
+
+    #[test]
     fn only_the_process_whose_memory_did_not_answer_is_left_out() {
         let Some(subject) = Subject::compiled() else { return };
         let (parent, child) = (subject.child.id() as i32, subject.at("child") as i32);
@@ -1200,7 +1252,7 @@ int main(int count, char **names) {
             faults.add(Fault { sample, source: Source::Unknown, ..fault(i32::MAX, 0, 0) });
         }
         let mut samples = Vec::new();
-        faults.look_up(&ProcFs::live(), |_| None, |sample, owner| samples.push((sample, owner)));
+        faults.look_up(&ProcFs::live(), |_| None, |fault, owner| samples.push((fault.sample, owner)));
         let latest: Vec<_> = (3..AT_ONCE as u32 + 3).rev().map(|sample| (sample, Unknown)).collect();
         assert_eq!(samples, latest);
         let missing = faults.missing().expect("three were left out");

@@ -4,6 +4,7 @@
 //! nearby then tells the owner, or that it can't be known.
 
 use crate::memory_kinds::PAGE;
+use allocwall_host::clock;
 use allocwall_model::catalogue::owners::Owner;
 use std::collections::{HashMap, HashSet};
 
@@ -13,6 +14,8 @@ const PLACE: u32 = 21;
 const AROUND: u32 = 16;
 /// For so long, a thread is taken to touch the same memory in a place.
 const SAME_NS: u64 = 5_000_000;
+/// A look-up that begins later than this after its fault is not at once.
+const SOON_NS: u64 = 200_000;
 /// The most places, and pages, that are kept from one batch to the next.
 const PLACES_KEPT: usize = 4096;
 const PAGES_KEPT: usize = 16 * PLACES_KEPT;
@@ -23,6 +26,13 @@ pub struct Soon {
     pub tid: i32,
     /// CLOCK_MONOTONIC.
     pub time_ns: u64,
+}
+
+impl Soon {
+    /// Whether a look-up that begins now is at once.
+    pub fn is_now(&self) -> bool {
+        clock::monotonic_ns().saturating_sub(self.time_ns) <= SOON_NS
+    }
 }
 
 /// Where a fault was.

@@ -2,8 +2,12 @@
 //! for samples, and the kernel may let it wait for the target's memory. The window does neither.
 //!
 //! Each sample wakes this thread, which looks up its fault at once. Memory that lives for a fraction of a millisecond is still
-//! there then. A look-up that begins late shows too much of the memory that lives long. If most were in time, the late ones are
-//! left out: how late one is does not depend on the owner.
+//! there then. A look-up that begins late shows too much of the memory that lives long. If most were in time, a late one does not
+//! count, and the nearest sample of its thread stands for it. (Not all samples of its thread: a thread that touches much memory
+//! at once has most of the late ones, all of the same owner.)
+//!
+//! The thread is urgent (`Urgent`) only while it waits for samples and looks them up, and that takes a limited CPU time. What may
+//! take long is done before or after: lists of threads and mappings, and opening events.
 //!
 //! Each thread of the target has a period of its own, chosen from its own rate: else a thread with fewer faults than the period
 //! would have no sample. Its faults are counted exactly, and each of its samples stands for an equal part of them, also one that
@@ -19,6 +23,7 @@ use allocwall_host::perf::REGISTERS;
 use allocwall_host::perf_faults::{FaultEvent, STACK_POINTER};
 use allocwall_host::proc::ProcFs;
 use allocwall_host::rights::{can_read_memory, run_as_root};
+use allocwall_host::worker::Urgent;
 use allocwall_host::{clock, limits};
 use allocwall_model::catalogue::advice;
 use allocwall_model::recording::{FaultSlice, Owner, OwnerFaults, Runtime};
@@ -28,21 +33,26 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::io;
+use std::time::Duration;
 
 /// The most threads that are followed at a time. Each takes a descriptor and two locked pages.
 const THREADS: usize = 64;
 /// The most processes whose threads are listed for a slice.
 const PROCESSES: usize = 256;
-/// The number of samples of a slice, and of one thread, for which the periods are chosen.
+/// The most samples of a slice for which the periods are chosen, and those of one thread.
 const SAMPLES: u64 = 128;
-const SAMPLES_EACH: std::ops::RangeInclusive<u64> = 4..=64;
+const SAMPLES_EACH: std::ops::RangeInclusive<u64> = 2..=64;
 /// After so many samples the kernel ends the event of a thread. The ring of an event has room for them.
 const SAMPLES_MOST: u32 = 96;
 const PERIOD_MOST: u64 = 1 << 20;
 /// The most threads whose rates are kept.
 const RATES_KEPT: usize = 4096;
-/// A look-up that begins later than this after its fault is late.
-const SOON_NS: u64 = 200_000;
+/// The CPU time for the samples of a slice: one part in so many of its length. With a slice of 25 ms in each half second, that
+/// is 1 % of one CPU.
+const WORK: u64 = 5;
+/// The CPU time of a sample before it was measured, and the fewest samples for which it is measured.
+const COST_NS: u64 = 50_000;
+const COST_SAMPLES: u64 = 8;
 
 /// What is asked for a slice.
 pub struct Question {
@@ -74,13 +84,16 @@ pub struct Slicer {
     proc: ProcFs,
     /// Of the window (CLOCK_MONOTONIC).
     start_ns: u64,
-    /// The length of a slice.
+    /// The length of a slice, and the CPU time for its samples.
     slice_ns: u64,
+    work_ns: u64,
     random: Random,
     faults: Faults,
     tally: Tally,
     /// Faults a second, by thread, when it was last followed.
     rates: HashMap<i32, f64>,
+    /// The CPU time of a sample in the last slice.
+    cost_ns: u64,
     /// The threads that the limit of descriptors permits.
     affordable: Option<usize>,
     memory_checked: bool,
@@ -101,6 +114,8 @@ struct Slice {
     /// The counters of the processes before, if all threads are followed.
     before: Vec<Reading>,
     samples: Vec<Sample>,
+    /// The CPU time for samples is used up: no more are looked up.
+    spent: bool,
 }
 
 /// A sampled fault.
@@ -108,6 +123,8 @@ struct Slice {
 struct Sample {
     /// Index of the thread.
     thread: usize,
+    time_ns: u64,
+    /// It was looked up late.
     late: bool,
     /// None if it was not looked up.
     owner: Option<Owner>,
@@ -161,11 +178,13 @@ impl Slicer {
             proc,
             start_ns,
             slice_ns,
+            work_ns: slice_ns / WORK,
             // It only has to be independent of the target.
             random: Random::new(start_ns),
-            faults: Faults::at_once(),
+            faults: Faults::at_once(Duration::from_nanos(slice_ns / WORK)),
             tally: Tally::default(),
             rates: HashMap::new(),
+            cost_ns: COST_NS,
             affordable: None,
             memory_checked: false,
             kernel: true,
@@ -182,8 +201,7 @@ impl Slicer {
         let processes: Processes = question.processes.iter().map(|process| (process.pid, process)).collect();
         let mut open_ns = 0;
         let slice = self.begin(question).and_then(|mut slice| {
-            self.watch(&mut slice, &processes);
-            open_ns = slice.stop();
+            open_ns = self.watch(&mut slice, &processes);
             self.end(slice, open_ns, &processes)
         });
         let missing = self.unanswered().or_else(|| self.missing.clone());
@@ -198,8 +216,12 @@ impl Slicer {
         })
     }
 
-    /// Opens the events and starts them. None if there is nothing to follow.
+    /// Opens the events. None if there is nothing to follow.
     fn begin(&mut self, question: &Question) -> Option<Slice> {
+        if let Err(absence) = clock::comparable() {
+            self.refused = Some(absence);
+            return None;
+        }
         let affordable = *self.affordable.get_or_insert_with(limits::descriptors_to_spare);
         if affordable == 0 {
             let absence = Absence::new(Reason::TooCostly, "page faults: too many open files");
@@ -208,25 +230,27 @@ impl Slicer {
         }
         let pids = question.processes.iter().map(|process| process.pid).collect();
         let mut threads = self.choose(pids, affordable.min(THREADS));
-        let (pid, _) = *threads.chosen.first()?;
+        if threads.chosen.is_empty() {
+            return None;
+        }
         if !self.memory_checked {
-            let answer = can_read_memory(self.proc.living_thread(pid));
-            if !self.may_read(pid, answer) {
+            let proc = self.proc.clone();
+            let pids = each_once(threads.chosen.iter().map(|(pid, _)| *pid));
+            let answer = |pid| (pid, can_read_memory(proc.living_thread(pid)));
+            if !self.may_read(pids.into_iter().map(answer)) {
                 return None;
             }
         }
-        let threads_followed = self.open_events(&mut threads, question.rate);
-        let mut slice =
-            Slice { start_ns: 0, threads: threads_followed, before: Vec::new(), samples: Vec::new() };
-        if threads.all {
-            slice.before = minor_faults(&self.proc, slice.threads.iter().map(|one| one.pid));
+        let followed = self.open_events(&mut threads, question.rate);
+        if followed.is_empty() {
+            return None;
         }
-        slice.start_ns = clock::monotonic_ns();
-        slice.threads.retain_mut(|one| {
-            one.start_ns = clock::monotonic_ns();
-            one.event.start(SAMPLES_MOST).is_ok()
-        });
-        (!slice.threads.is_empty()).then_some(slice)
+        let mut pids = each_once(followed.iter().map(|one| one.pid));
+        // There may be time for a part of them.
+        self.random.shuffle(&mut pids);
+        self.faults.prepare(&self.proc, &pids);
+        let before = if threads.all { minor_faults(&self.proc, &pids) } else { Vec::new() };
+        Some(Slice { start_ns: 0, threads: followed, before, samples: Vec::new(), spent: false })
     }
 
     /// The threads of one slice, at random if there are too many.
@@ -259,29 +283,40 @@ impl Slicer {
         Threads { chosen, listed, all }
     }
 
-    /// Without the target's memory, only memory with a name has a known owner, and its share would be too large. `answer`: of the
-    /// kernel, whether that of this process may be read.
-    fn may_read(&mut self, pid: i32, answer: io::Result<()>) -> bool {
-        match answer {
-            Ok(()) => self.memory_checked = true,
-            // The next slice tries another process.
-            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
-            Err(error) => {
-                let error = errno_text(&error);
-                let detail = format!("memory of process {pid}: process_vm_readv: {error}");
-                self.refused = Some(
-                    Absence::new(Reason::NotPermitted, detail)
-                        .mend(run_as_root())
-                        .mend("run as the owner of the process, with kernel.yama.ptrace_scope=0"),
-                );
+    /// Without the target's memory, only memory with a name has a known owner, and its share would be too large. `answers`: of the
+    /// kernel, whether that of each process may be read. One is enough: the others may be of other users, or protect themselves.
+    fn may_read(&mut self, answers: impl Iterator<Item = (i32, io::Result<()>)>) -> bool {
+        let mut refusal = None;
+        for (pid, answer) in answers {
+            match answer {
+                Ok(()) => {
+                    self.memory_checked = true;
+                    return true;
+                }
+                // The next slice tries other processes.
+                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+                Err(error) => {
+                    let detail = format!("memory of process {pid}: process_vm_readv: {}", errno_text(&error));
+                    refusal = Some(
+                        Absence::new(Reason::NotPermitted, detail)
+                            .mend(run_as_root())
+                            .mend("run as the owner of the process, with kernel.yama.ptrace_scope=0"),
+                    );
+                }
             }
         }
-        self.memory_checked
+        self.refused = refusal;
+        false
+    }
+
+    /// For how many samples a slice has time: fewer than its limit, because threads may have more faults than before.
+    fn samples(&self) -> u64 {
+        (self.work_ns / 4 * 3 / self.cost_ns).clamp(1, SAMPLES)
     }
 
     fn open_events(&mut self, threads: &mut Threads, rate: f64) -> Vec<Followed> {
         let count = threads.chosen.len().max(1) as u64;
-        let samples = (SAMPLES / count).clamp(*SAMPLES_EACH.start(), *SAMPLES_EACH.end());
+        let samples = (self.samples() / count).clamp(*SAMPLES_EACH.start(), *SAMPLES_EACH.end());
         // A thread that was not followed before has an equal part of all faults.
         let equal = rate / threads.listed.max(1) as f64;
         let mut followed = Vec::new();
@@ -317,50 +352,70 @@ impl Slicer {
     fn open_event(&mut self, tid: i32, period: u64) -> Measured<FaultEvent> {
         if self.kernel {
             match FaultEvent::open(tid, period, true) {
-                Err(absence) if absence.reason == Reason::NotPermitted => self.kernel = false,
+                Err(absence) if absence.reason == Reason::NotPermitted => {}
                 opened => return opened,
             }
         }
-        FaultEvent::open(tid, period, false)
+        let opened = FaultEvent::open(tid, period, false);
+        // A thread that may not be followed at all shows nothing about the others.
+        self.kernel &= opened.is_err();
+        opened
     }
 
-    /// Looks up each sampled fault as soon as the kernel reports it, until the slice is over.
-    fn watch(&mut self, slice: &mut Slice, processes: &Processes) {
+    /// Starts the events, and looks up each sampled fault as soon as the kernel reports it, until the slice is over. If the CPU
+    /// time for that is used up, faults are only counted from then on. Returns how long the events were open.
+    fn watch(&mut self, slice: &mut Slice, processes: &Processes) -> u64 {
+        let (mut urgent, begun_ns) = (Some(Urgent::begin()), clock::thread_cpu_ns());
+        slice.start();
         let end_ns = slice.start_ns.saturating_add(self.slice_ns);
         let mut open: Vec<usize> = (0..slice.threads.len()).collect();
         while !open.is_empty() {
             let left_ns = end_ns.saturating_sub(clock::monotonic_ns());
             if left_ns == 0 {
-                return;
+                break;
+            }
+            if clock::thread_cpu_ns().saturating_sub(begun_ns) > self.work_ns {
+                slice.spent = true;
+                urgent = None;
+                clock::sleep_until(end_ns);
+                continue;
             }
             let ready = ready(&slice.threads, &mut open, left_ns);
             self.look_up(slice, &ready, processes);
         }
+        let open_ns = slice.stop();
+        drop(urgent);
+        let samples = slice.samples.len() as u64;
+        if samples >= COST_SAMPLES {
+            self.cost_ns = (clock::thread_cpu_ns().saturating_sub(begun_ns) / samples).max(1);
+        }
+        open_ns
     }
 
-    /// Looks up the faults of these threads that were sampled since.
+    /// Takes the samples of these threads since, and looks up their faults if there is CPU time left for it.
     fn look_up(&mut self, slice: &mut Slice, threads: &[usize], processes: &Processes) {
         for &thread in threads {
             let one = &mut slice.threads[thread];
-            let now_ns = clock::monotonic_ns();
             for record in one.event.records() {
                 (one.seen, one.last_ns) = (one.seen + 1, record.time_ns);
-                let late = now_ns.saturating_sub(record.time_ns) > SOON_NS;
-                let mut sample = Sample { thread, late, owner: None };
-                if let Some(pointer) = record.stack_pointer {
-                    let mut registers = [0; REGISTERS];
-                    registers[STACK_POINTER] = pointer;
-                    self.faults.add(Fault {
-                        sample: slice.samples.len() as u32,
-                        pid: one.pid,
-                        origin: processes.get(&one.pid).map_or(one.pid, |process| process.origin),
-                        registers,
-                        source: Source::Address(record.address),
-                        soon: (!late).then_some(Soon { tid: one.tid, time_ns: record.time_ns }),
-                    });
-                } else {
+                let time_ns = record.time_ns;
+                let mut sample = Sample { thread, time_ns, late: false, owner: None };
+                match record.stack_pointer {
+                    _ if slice.spent => {}
                     // 32-bit code has other headers.
-                    sample.owner = Some(Owner::Unknown);
+                    None => sample.owner = Some(Owner::Unknown),
+                    Some(pointer) => {
+                        let mut registers = [0; REGISTERS];
+                        registers[STACK_POINTER] = pointer;
+                        self.faults.add(Fault {
+                            sample: slice.samples.len() as u32,
+                            pid: one.pid,
+                            origin: processes.get(&one.pid).map_or(one.pid, |process| process.origin),
+                            registers,
+                            source: Source::Address(record.address),
+                            soon: Some(Soon { tid: one.tid, time_ns }),
+                        });
+                    }
                 }
                 slice.samples.push(sample);
             }
@@ -369,19 +424,22 @@ impl Slicer {
         self.faults.look_up(
             &self.proc,
             |pid| processes.get(&pid)?.runtime.as_ref(),
-            |index, owner| {
-                if let Some(sample) = samples.get_mut(index as usize) {
-                    sample.owner = Some(owner);
+            |fault, owner| {
+                if let Some(sample) = samples.get_mut(fault.sample as usize) {
+                    (sample.late, sample.owner) = (fault.soon.is_none(), Some(owner));
                 }
             },
         );
     }
 
-    /// `over_ns`: how long the events were open. None if the slice only shows the rates of the threads.
+    /// `over_ns`: how long the events were open. None if there were none, or if the slice only shows the rates of the threads.
     fn end(&mut self, mut slice: Slice, over_ns: u64, processes: &Processes) -> Option<FaultSlice> {
+        if slice.threads.is_empty() {
+            return None;
+        }
         let all: Vec<usize> = (0..slice.threads.len()).collect();
         self.look_up(&mut slice, &all, processes);
-        let after = minor_faults(&self.proc, slice.before.iter().map(|one| one.pid));
+        let after = minor_faults(&self.proc, &each_once(slice.before.iter().map(|one| one.pid)));
         let mut faults: Vec<Counted> = slice.threads.iter_mut().map(|one| one.counted(over_ns)).collect();
         let (unseen, cut) = fit(&mut faults, &in_slice(&slice.before, &after, over_ns));
         if self.rates.len() >= RATES_KEPT {
@@ -403,19 +461,32 @@ impl Slicer {
                 Absence::new(Reason::TooCostly, detail)
             });
         }
-        let samples = without_late(&mut faults, slice.samples);
-        let owners: Vec<(usize, Owner)> =
-            samples.iter().filter_map(|sample| Some((sample.thread, sample.owner?))).collect();
-        self.tally.add(samples.len() as u64, owners.len() as u64, self.faults.missing().cloned());
+        let samples = in_time(slice.samples);
+        let answered = samples.iter().filter(|(sample, _)| sample.owner.is_some()).count();
+        let spent = || {
+            let detail = "allocwall reached its time limit for looking up page faults";
+            slice.spent.then(|| Absence::new(Reason::TooCostly, detail))
+        };
+        let why = self.faults.missing().cloned().or_else(spent);
+        self.tally.add(samples.len() as u64, answered as u64, why);
         Some(FaultSlice {
             t_ns: slice.start_ns.saturating_sub(self.start_ns),
             over_ns,
-            owners: by_owner(&faults, &owners, unseen),
+            owners: by_owner(&faults, &samples, unseen),
         })
     }
 }
 
 impl Slice {
+    /// Starts the events. Those that do not start are left out.
+    fn start(&mut self) {
+        self.start_ns = clock::monotonic_ns();
+        self.threads.retain_mut(|one| {
+            one.start_ns = clock::monotonic_ns();
+            one.event.start(SAMPLES_MOST).is_ok()
+        });
+    }
+
     /// Stops the events. Returns how long they were open.
     fn stop(&mut self) -> u64 {
         for one in &mut self.threads {
@@ -469,29 +540,45 @@ fn ready(threads: &[Followed], open: &mut Vec<usize>, most_ns: u64) -> Vec<usize
     ready.into_iter().map(|(thread, _)| thread).collect()
 }
 
-/// Leaves out the samples that were looked up late, if most were not: the others of their threads stand for them.
-fn without_late(faults: &mut [Counted], mut samples: Vec<Sample>) -> Vec<Sample> {
+/// The samples that count, and how many each one stands for. If most were looked up in time, the nearest of them, of the same
+/// thread, stands for a late one; where there is none, the late one has no owner.
+fn in_time(samples: Vec<Sample>) -> Vec<(Sample, u64)> {
     let late = samples.iter().filter(|sample| sample.late).count();
-    if late * 2 <= samples.len() {
-        for sample in samples.iter().filter(|sample| sample.late) {
-            let samples = &mut faults[sample.thread].samples;
-            *samples = samples.saturating_sub(1);
+    let most_late = late * 2 > samples.len();
+    let (late, in_time): (Vec<Sample>, Vec<Sample>) =
+        samples.into_iter().partition(|sample| sample.late && !most_late);
+    let mut counting: Vec<(Sample, u64)> = in_time.into_iter().map(|sample| (sample, 1)).collect();
+    counting.sort_unstable_by_key(|(sample, _)| (sample.thread, sample.time_ns));
+    for late in late {
+        let at = counting
+            .partition_point(|(sample, _)| (sample.thread, sample.time_ns) < (late.thread, late.time_ns));
+        let apart = |at: &usize| {
+            let (sample, _) = counting.get(*at).filter(|(sample, _)| sample.thread == late.thread)?;
+            Some(sample.time_ns.abs_diff(late.time_ns))
+        };
+        let beside = [at.checked_sub(1), Some(at)].into_iter().flatten();
+        let nearest = beside.filter_map(|at| Some((apart(&at)?, at))).min();
+        if let Some((_, at)) = nearest {
+            counting[at].1 += 1;
         }
-        samples.retain(|sample| !sample.late);
     }
-    samples
+    counting
 }
 
-/// The minor faults of processes so far, each once. Those that have ended are left out.
-fn minor_faults(proc: &ProcFs, pids: impl Iterator<Item = i32>) -> Vec<Reading> {
+fn each_once(pids: impl Iterator<Item = i32>) -> Vec<i32> {
     let mut pids: Vec<i32> = pids.collect();
     pids.sort_unstable();
     pids.dedup();
-    let read = |pid| {
+    pids
+}
+
+/// The minor faults of processes so far. Those that have ended are left out.
+fn minor_faults(proc: &ProcFs, pids: &[i32]) -> Vec<Reading> {
+    let read = |pid: &i32| {
         let t_ns = clock::monotonic_ns();
-        Some(Reading { pid, t_ns, faults: proc.process_stat(pid).ok()?.minor_faults })
+        Some(Reading { pid: *pid, t_ns, faults: proc.process_stat(*pid).ok()?.minor_faults })
     };
-    pids.into_iter().filter_map(read).collect()
+    pids.iter().filter_map(read).collect()
 }
 
 /// The faults of each process in a slice of `over_ns`, by its counter. The counters are read some time before the slice and
@@ -534,18 +621,18 @@ fn fit(faults: &mut [Counted], processes: &[(i32, f64)]) -> (f64, bool) {
     (unseen, cut)
 }
 
-/// Divides the faults of each thread by the owners of its samples that were looked up (index of the thread and owner). The
-/// owner of the `unseen` ones, of those that the other samples stand for, and of those of a thread without samples, is
-/// unknown.
-fn by_owner(faults: &[Counted], looked_up: &[(usize, Owner)], unseen: f64) -> Vec<OwnerFaults> {
+/// Divides the faults of each thread by the owners of its samples, each with the number of samples that it stands for. The owner
+/// of the `unseen` ones, of those of samples that were not looked up, and of those of a thread without samples, is unknown.
+fn by_owner(faults: &[Counted], samples: &[(Sample, u64)], unseen: f64) -> Vec<OwnerFaults> {
     let mut sums = [(0u32, 0.0f64); Owner::ALL.len()];
     let mut without = vec![1.0f64; faults.len()];
-    for (thread, owner) in looked_up {
-        let part = 1.0 / faults[*thread].samples.max(1) as f64;
-        let (samples, sum) = &mut sums[*owner as usize];
+    for (sample, number) in samples {
+        let (Some(owner), thread) = (sample.owner, sample.thread) else { continue };
+        let part = *number as f64 / faults[thread].samples.max(1) as f64;
+        let (samples, sum) = &mut sums[owner as usize];
         *samples += 1;
-        *sum += faults[*thread].faults * part;
-        without[*thread] -= part;
+        *sum += faults[thread].faults * part;
+        without[thread] -= part;
     }
     let unanswered = faults.iter().zip(without).map(|(thread, part)| thread.faults * part.max(0.0));
     sums[Owner::Unknown as usize].1 += unseen + unanswered.sum::<f64>();
@@ -573,8 +660,8 @@ mod tests {
     use super::*;
     use allocwall_host::memory::{AnonymousMapping, Pages};
     use std::process::Command;
+    use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
-    use std::time::Duration;
 
     fn counted(pid: i32, faults: f64, samples: u64) -> Counted {
         Counted { pid, seen: faults, faults, samples }
@@ -586,15 +673,31 @@ mod tests {
 
     #[test]
     fn refused_memory_ends_the_slices_and_an_ended_process_does_not() {
-        let of = |answer: io::Result<()>| {
+        let of = |codes: &[i32]| {
             let mut slicer = slicer();
-            let readable = slicer.may_read(7, answer);
+            let answer = |code: &i32| match code {
+                0 => Ok(()),
+                code => Err(io::Error::from_raw_os_error(*code)),
+            };
+            let readable = slicer.may_read(codes.iter().map(|code| (7, answer(code))));
             (readable, slicer.refused.map(|absence| absence.reason))
         };
-        let error = |code| Err(io::Error::from_raw_os_error(code));
-        assert_eq!(of(error(libc::EPERM)), (false, Some(Reason::NotPermitted)));
-        assert_eq!(of(error(libc::ESRCH)), (false, None));
-        assert_eq!(of(Ok(())), (true, None));
+        assert_eq!(of(&[libc::EPERM]), (false, Some(Reason::NotPermitted)));
+        assert_eq!(of(&[libc::ESRCH]), (false, None));
+        assert_eq!(of(&[0]), (true, None));
+        // One process that can be read is enough.
+        assert_eq!(of(&[libc::EPERM, libc::ESRCH, 0]), (true, None));
+        assert_eq!(of(&[libc::EPERM, libc::ESRCH]), (false, Some(Reason::NotPermitted)));
+    }
+
+    #[test]
+    fn samples_are_fewer_where_each_takes_longer() {
+        let mut slicer = Slicer::new(ProcFs::live(), 0, 25_000_000);
+        let mut of = |cost_ns| {
+            slicer.cost_ns = cost_ns;
+            slicer.samples()
+        };
+        assert_eq!([1, 10_000, 50_000, 500_000, u64::MAX].map(&mut of), [SAMPLES, SAMPLES, 75, 7, 1]);
     }
 
     #[test]
@@ -608,9 +711,11 @@ mod tests {
         }
     }
 
-    /// What the first and the second slice show of a process; None if this user may not measure them.
-    fn two_slices(pid: i32) -> Option<[Option<FaultSlice>; 2]> {
+    /// What the first and the second slice show of a process, with so much CPU time for the samples of each; None if this user may
+    /// not measure them.
+    fn two_slices(pid: i32, work_ns: u64) -> Option<[Option<FaultSlice>; 2]> {
         let mut slicer = Slicer::new(ProcFs::live(), clock::monotonic_ns(), 50_000_000);
+        slicer.work_ns = work_ns;
         let question = Question { processes: vec![Process { pid, origin: pid, runtime: None }], rate: 0.0 };
         let answers = [slicer.slice(&question), slicer.slice(&question)];
         if let Some(absence) = &answers[1].refused {
@@ -621,27 +726,41 @@ mod tests {
         Some(answers.map(|answer| answer.slice))
     }
 
-    #[test]
-    fn the_first_slice_finds_out_the_rates_of_busy_threads() {
-        static DONE: AtomicBool = AtomicBool::new(false);
-        let toucher = std::thread::spawn(|| {
+    /// The same of this process, while a thread of it touches memory.
+    fn two_busy_slices(work_ns: u64) -> Option<[Option<FaultSlice>; 2]> {
+        let done = Arc::new(AtomicBool::new(false));
+        let is_done = Arc::clone(&done);
+        let toucher = std::thread::spawn(move || {
             let mut memory = AnonymousMapping::new(2 << 20, Pages::Small).expect("memory");
-            while !DONE.load(Ordering::Relaxed) {
+            while !is_done.load(Ordering::Relaxed) {
                 memory.bytes().chunks_mut(4096).for_each(|page| page[0] = 1);
                 memory.release_pages().expect("memory");
             }
         });
-        let busy = two_slices(std::process::id() as i32);
-        DONE.store(true, Ordering::Relaxed);
+        let busy = two_slices(std::process::id() as i32, work_ns);
+        done.store(true, Ordering::Relaxed);
         toucher.join().expect("it touches");
-        let Some([first, second]) = busy else { return };
+        busy
+    }
+
+    #[test]
+    fn faults_are_only_counted_when_the_cpu_time_is_used_up() {
+        let Some([_, second]) = two_busy_slices(0) else { return };
+        let owners = second.expect("the rates are known").owners;
+        let unknown = |one: &OwnerFaults| one.owner == Owner::Unknown && one.samples == 0 && one.faults > 0;
+        assert!(!owners.is_empty() && owners.iter().all(unknown), "{owners:?}");
+    }
+
+    #[test]
+    fn the_first_slice_finds_out_the_rates_of_busy_threads() {
+        let Some([first, second]) = two_busy_slices(u64::MAX) else { return };
         assert!(first.is_none(), "{first:?}");
         let owners = second.expect("the rates are known").owners;
         assert!(owners.iter().any(|one| one.owner == Owner::Private && one.samples > 10), "{owners:?}");
         // The near twin has few faults, or none.
         let mut sleeping = Command::new("sleep").arg("60").spawn().expect("it starts");
         std::thread::sleep(Duration::from_millis(100));
-        let asleep = two_slices(sleeping.id() as i32);
+        let asleep = two_slices(sleeping.id() as i32, u64::MAX);
         sleeping.kill().and_then(|()| sleeping.wait()).expect("our own child");
         let Some(asleep) = asleep else { return };
         assert!(asleep.iter().all(|slice| slice.as_ref().is_some_and(|slice| slice.owners.is_empty())));
@@ -661,14 +780,10 @@ mod tests {
     #[test]
     fn late_look_ups_are_left_out_if_most_were_in_time() {
         let of = |owner, samples, faults| OwnerFaults { owner, samples, faults };
-        let sample = |late, owner| Sample { thread: 0, late, owner: Some(owner) };
+        let sample = |late, owner| Sample { thread: 0, time_ns: 0, late, owner: Some(owner) };
         let (soon, late) = (sample(false, Owner::MappedBlock), sample(true, Owner::Heap));
-        let divided = |mut faults: Vec<Counted>, samples: &[Sample]| {
-            let kept = without_late(&mut faults, samples.to_vec());
-            let owners: Vec<(usize, Owner)> =
-                kept.iter().filter_map(|sample| Some((sample.thread, sample.owner?))).collect();
-            by_owner(&faults, &owners, 0.0)
-        };
+        let divided =
+            |faults: Vec<Counted>, samples: &[Sample]| by_owner(&faults, &in_time(samples.to_vec()), 0.0);
         let one = |samples: &[Sample]| divided(vec![counted(1, 1_000.0, samples.len() as u64)], samples);
         assert_eq!(one(&[soon, soon, late]), [of(Owner::MappedBlock, 2, 1_000)]);
         // The near twin: most were late.
@@ -677,6 +792,45 @@ mod tests {
         let two =
             divided(vec![counted(1, 100.0, 1), counted(1, 50.0, 1)], &[soon, Sample { thread: 1, ..late }]);
         assert_eq!(two, [of(Owner::MappedBlock, 1, 100), of(Owner::Unknown, 0, 50)]);
+    }
+
+    #[test]
+    fn a_late_look_up_counts_for_the_memory_that_its_thread_touched_then() {
+        let at = |thread, time_ns, late, owner| Sample { thread, time_ns, late, owner: Some(owner) };
+        let heap = |time_ns| at(0, time_ns, false, Owner::Heap);
+        let late = |time_ns| at(0, time_ns, true, Owner::Unmapped);
+        // Four faults far apart, and four at once, of which one was looked up in time. The other thread touches something else.
+        let burst = at(0, 900, false, Owner::MappedBlock);
+        let other = at(1, 902, false, Owner::Stack);
+        let samples =
+            [heap(100), heap(300), heap(500), heap(700), burst, late(901), late(902), other, late(903)];
+        let stands_for = |samples: &[Sample]| -> Vec<(u64, Owner, u64)> {
+            let of = |(sample, number): (Sample, u64)| Some((sample.time_ns, sample.owner?, number));
+            in_time(samples.to_vec()).into_iter().filter_map(of).collect()
+        };
+        assert_eq!(
+            stands_for(&samples),
+            [
+                (100, Owner::Heap, 1),
+                (300, Owner::Heap, 1),
+                (500, Owner::Heap, 1),
+                (700, Owner::Heap, 1),
+                (900, Owner::MappedBlock, 4),
+                (902, Owner::Stack, 1)
+            ]
+        );
+        // The near twin: a late one between two others.
+        assert_eq!(
+            stands_for(&[heap(100), late(550), heap(700)]),
+            [(100, Owner::Heap, 1), (700, Owner::Heap, 2)]
+        );
+        assert!(stands_for(&[]).is_empty());
+    }
+
+    /// Samples by thread and owner, in time.
+    fn samples(of: &[(usize, Owner)]) -> Vec<(Sample, u64)> {
+        let sample = |&(thread, owner)| Sample { thread, time_ns: 0, late: false, owner: Some(owner) };
+        of.iter().map(|one| (sample(one), 1)).collect()
     }
 
     #[test]
@@ -693,9 +847,9 @@ mod tests {
         let of = |owner, samples, faults| OwnerFaults { owner, samples, faults };
         // A busy thread with three samples, a quiet one with one, and one without a sample.
         let faults = [counted(1, 3_000.0, 3), counted(1, 10.0, 1), counted(2, 40.0, 0)];
-        let samples = [(0, Owner::Heap), (1, Owner::Stack), (0, Owner::Heap), (0, Owner::Unmapped)];
+        let several = samples(&[(0, Owner::Heap), (1, Owner::Stack), (0, Owner::Heap), (0, Owner::Unmapped)]);
         assert_eq!(
-            by_owner(&faults, &samples, 5.0),
+            by_owner(&faults, &several, 5.0),
             [
                 of(Owner::Heap, 2, 2_000),
                 of(Owner::Stack, 1, 10),
@@ -704,15 +858,15 @@ mod tests {
             ]
         );
         assert!(by_owner(&[counted(1, 0.0, 0)], &[], 0.0).is_empty());
-        let many = by_owner(&[counted(1, 1e300, 1)], &[(0, Owner::File)], 0.0);
-        assert_eq!(many, [of(Owner::File, 1, u32::MAX)]);
+        let file = samples(&[(0, Owner::File)]);
+        assert_eq!(by_owner(&[counted(1, 1e300, 1)], &file, 0.0), [of(Owner::File, 1, u32::MAX)]);
     }
 
     #[test]
     fn faults_whose_samples_have_no_answer_are_unknown() {
         let of = |owner, samples, faults| OwnerFaults { owner, samples, faults };
         // Of ten samples, four were looked up: the others do not count for their owners.
-        let looked_up = [(0, Owner::Heap), (0, Owner::Heap), (0, Owner::Heap), (0, Owner::File)];
+        let looked_up = samples(&[(0, Owner::Heap), (0, Owner::Heap), (0, Owner::Heap), (0, Owner::File)]);
         assert_eq!(
             by_owner(&[counted(1, 1_000.0, 10)], &looked_up, 0.0),
             [of(Owner::Heap, 3, 300), of(Owner::File, 1, 100), of(Owner::Unknown, 0, 600)]
