@@ -5,7 +5,7 @@ CARGO ?= cargo
 NIGHTLY ?= nightly
 BINARY := target/release/allocwall
 
-.PHONY: demo test fuzz faults lab models miri tsan wheel python-test python-reliability bench trial-accuracy accuracy verdicts build
+.PHONY: demo test fuzz faults lab models miri tsan wheel python-test python-reliability bench trial-accuracy accuracy owners collectors verdicts build
 
 ## Diagnoses a Python service with a known wall, under load. Under a minute after the build.
 demo: build
@@ -42,7 +42,7 @@ fuzz:
 	@tools/need.sh python3=python3 c++=build-essential
 	@tools/nightly.sh $(NIGHTLY) fuzz || exit 0; set -e; \
 	cargo fuzz --version >/dev/null 2>&1 || { echo "installing: cargo-fuzz" >&2; $(CARGO) install --quiet --locked cargo-fuzz@0.13.2; }; \
-	python3 fuzz/run.py --toolchain $(NIGHTLY) --seconds $(if $(LONG),600,3)
+	python3 fuzz/run.py --toolchain $(NIGHTLY) --seconds $(if $(LONG),600,2)
 
 ## Each system call of a short diagnosis and a short trial fails once, or a process is killed at it. Takes hours; FAULTS_SECONDS=120
 ## runs a random selection for two minutes. As root.
@@ -92,6 +92,18 @@ trial-accuracy: build
 accuracy: build
 	@tools/need.sh python3=python3
 	benches/prediction_accuracy.py --binary $(BINARY)
+
+## Whose memory page faults are about, compared with a program's own account, with and without root. About a minute; needs a quiet
+## machine; as root.
+owners: build
+	@tools/need.sh python3=python3 gcc=build-essential setpriv=util-linux
+	benches/owners.py --binary $(BINARY)
+
+## The collector's share, compared with the accounts of each installed CPython, JVM and Go. Half a minute for each; a JVM
+## counts three times, once for each of three collectors. Needs a quiet machine; as root.
+collectors: build
+	@tools/need.sh python3=python3
+	benches/collector_accounts.py --binary $(BINARY)
 
 build:
 	@tools/need.sh cc=build-essential c++=build-essential

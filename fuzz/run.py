@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs every reader of untrusted bytes under libFuzzer. The inputs start from fuzz/kept and grow in target/fuzz-corpus.
 
-    fuzz/run.py                    a short run: the inputs in fuzz/kept, then 3 s a reader
+    fuzz/run.py                    a short run: the inputs in fuzz/kept, then 2 s a reader
     fuzz/run.py --seconds 600      600 s a reader
     fuzz/run.py elf maps           only these readers
 
@@ -41,7 +41,7 @@ def readers(binary):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("reader", nargs="*")
-    parser.add_argument("--seconds", type=int, default=3, help="seconds for each reader (default: 3)")
+    parser.add_argument("--seconds", type=int, default=2, help="seconds for each reader (default: 2)")
     parser.add_argument("--binary", type=Path, help="use this binary instead of building one")
     parser.add_argument("--toolchain", default="nightly")
     args = parser.parse_args()

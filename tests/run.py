@@ -36,6 +36,7 @@ PACKAGES = {
     "unshare": "util-linux",
     "setarch": "util-linux",
     "musl-gcc": "musl-tools",
+    "busybox": "busybox-static",
     "perf": "linux-perf",
     "/usr/lib/*/libjemalloc.so.2": "libjemalloc2",
     "/usr/lib/*/libmimalloc.so.2": "libmimalloc2.0",

@@ -48,7 +48,7 @@ FAULTS = {
     "EMFILE": NEW_DESCRIPTORS,
     "ENOMEM": f"{MEMORY} {NEW_DESCRIPTORS} execve read getdents64 ioctl process_vm_readv statx newfstatat readlink readlinkat",
     "EAGAIN": "clone clone3 fork vfork",
-    "EPERM": f"{OPENING} perf_event_open ptrace process_vm_readv kill prctl setpriority sched_setaffinity mkdir unlink unlinkat bpf"
+    "EPERM": f"{OPENING} perf_event_open ptrace process_vm_readv kill prctl setpriority sched_setaffinity sched_setattr sched_getattr sched_setscheduler mkdir unlink unlinkat bpf"
     " pidfd_open prlimit64 setrlimit fchmod chmod set_mempolicy mbind pidfd_send_signal setpgid execve ioctl",
     "EACCES": f"{OPENING} mkdir unlink rename readlink readlinkat statx newfstatat execve",
     "EINTR": f"{OPENING} read write wait4 waitid poll ppoll epoll_wait epoll_pwait nanosleep clock_nanosleep futex accept4 connect"

@@ -3,6 +3,7 @@
 use super::clock::{Watch, thread_cpu_ns};
 use super::process;
 use super::stage::{Base, Stage};
+use allocwall_host::cycles::Cycles;
 use anyhow::{Context, Result};
 use libc::{c_void, size_t};
 use std::hint::black_box;
@@ -14,6 +15,17 @@ use std::sync::{Mutex, PoisonError};
 pub(crate) struct Calls {
     pub allocate: unsafe extern "C" fn(size_t) -> *mut c_void,
     pub free: unsafe extern "C" fn(*mut c_void),
+}
+
+impl Calls {
+    /// A new block.
+    #[inline]
+    pub fn block(self, size: size_t) -> *mut c_void {
+        // SAFETY: malloc has no precondition.
+        let block = unsafe { (self.allocate)(size) };
+        assert!(!block.is_null(), "out of memory");
+        block
+    }
 }
 
 pub(crate) fn real() -> Calls {
@@ -95,23 +107,50 @@ pub(crate) fn make_room(calls: Calls, room: usize) {
 const ZEROED: [usize; 4] = [64 << 10, 96 << 10, 72 << 10, 88 << 10];
 const ZEROED_ROOM: usize = 2 << 20;
 
+const MEASURED_EVERY: u64 = 8;
+const CALIBRATION_NS: u64 = 20_000_000;
+
+/// calloc jumps to memset: its caller shows the call only if that is direct, and no jump either. A loop keeps the address of calloc
+/// in a register.
+#[inline(never)]
+fn zeroed(size: usize) -> *mut c_void {
+    // SAFETY: calloc has no precondition.
+    black_box(unsafe { libc::calloc(1, black_box(size)) })
+}
+
+/// The cycles between two readings of the clock, one after the other.
+fn reading(clock: Cycles) -> u64 {
+    let begun = clock.now();
+    clock.now().saturating_sub(begun)
+}
+
+/// The time in ns that malloc and free take for these blocks, if all of each is written meanwhile.
+fn finding(clock: Cycles, reading_ns: f64, calls: Calls) -> f64 {
+    let of = |size: usize| {
+        let begun = clock.now();
+        // SAFETY: malloc has no precondition.
+        let block = unsafe { (calls.allocate)(size) };
+        let found = clock.now();
+        assert!(!block.is_null(), "out of memory");
+        // SAFETY: it has this size.
+        unsafe { black_box(block).cast::<u8>().write_bytes(0, size) };
+        let written = clock.now();
+        // SAFETY: allocated above, and freed once.
+        unsafe { (calls.free)(block) };
+        clock.ns(found.saturating_sub(begun) + clock.now().saturating_sub(written)) - 2.0 * reading_ns
+    };
+    ZEROED.into_iter().map(of).sum()
+}
+
 /// A few large blocks from calloc. The twin makes many calls for small blocks, which are not filled.
 pub fn large_calloc(stage: &Stage) -> Result<()> {
     let twin = stage.options.twin;
     let worker = |_| {
         let calls = real();
         make_room(calls, ZEROED_ROOM);
-        let timed = |allocate: &dyn Fn(usize) -> *mut c_void| {
-            let start = thread_cpu_ns();
-            for _ in 0..TURNS {
-                for size in ZEROED {
-                    let block = black_box(allocate(size));
-                    // SAFETY: free gets each block from malloc or calloc, once.
-                    unsafe { (calls.free)(block) };
-                }
-            }
-            (thread_cpu_ns() - start) as i64
-        };
+        let clock = Cycles::start(CALIBRATION_NS);
+        let reading_ns = (0..100).map(|_| clock.ns(reading(clock))).fold(f64::INFINITY, f64::min);
+        let (mut turn, mut finding_ns) = (0_u64, 0);
         stage.mix(Base::Cpu, || {
             if twin {
                 stage.operations.add(PAIRS as i64);
@@ -122,15 +161,24 @@ pub fn large_calloc(stage: &Stage) -> Result<()> {
                 return in_allocator;
             }
             stage.operations.add((TURNS * ZEROED.len()) as i64);
-            // calloc jumps to memset: its caller shows the call only if that is direct, and is no jump either.
-            // SAFETY: calloc has no precondition.
-            let with_zeros = timed(&|size| black_box(unsafe { libc::calloc(1, black_box(size)) }));
-            // The same calls without zeros, to measure what finding and freeing the blocks costs.
-            // SAFETY: malloc has no precondition.
-            let without = timed(&|size| unsafe { (calls.allocate)(size) });
-            stage.line(0).add(with_zeros - without);
-            stage.line(1).add(2 * without);
-            with_zeros - without
+            // What finding and freeing the blocks costs, with the caches as the zeros leave them: measured now and then, without
+            // the zeros.
+            if turn.is_multiple_of(MEASURED_EVERY) {
+                finding_ns = (0..TURNS).map(|_| finding(clock, reading_ns, calls)).sum::<f64>() as i64;
+                stage.line(1).add(finding_ns);
+            }
+            turn += 1;
+            let start = thread_cpu_ns();
+            for _ in 0..TURNS {
+                for size in ZEROED {
+                    // SAFETY: from calloc, and freed once.
+                    unsafe { (calls.free)(zeroed(size)) };
+                }
+            }
+            let filling = (thread_cpu_ns() - start) as i64 - finding_ns;
+            stage.line(0).add(filling);
+            stage.line(1).add(finding_ns);
+            filling
         });
     };
     stage.perform(worker, |_| Ok(()))
