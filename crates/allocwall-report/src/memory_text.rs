@@ -507,7 +507,7 @@ pub(super) mod tests {
         }
     }
 
-    /// The heap of OWNERS.md: much of it is free.
+    /// Much of its heap is free.
     pub fn bill() -> ResidentBill {
         let nothing = || Err(undistinguished("no allocator keeps free memory here"));
         let rows = vec![

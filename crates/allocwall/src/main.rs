@@ -1,4 +1,4 @@
-//! allocwall: is the memory allocator the wall, or the work it pushes to the kernel and the hardware?
+//! allocwall: tells whether memory allocation slows a program down.
 
 #![forbid(unsafe_code)]
 
@@ -29,15 +29,15 @@ enum Command {
     Check(commands::check::Args),
     /// Measure the prices of this machine: what a page fault, an unmap or a malloc costs here
     Calibrate(commands::calibrate::Args),
-    /// Diagnose a running process, a command or a recording: bill, ladder, verdict and remedies
+    /// Diagnose a running process, a command or a recording: verdict, bill, ladder and remedies
     Diagnose(commands::diagnose::Args),
-    /// Show the resident memory of a process by owner: live, free but kept, and what remedies could return
+    /// Show the resident memory of a process by owner: live, free but kept, lazily freed; and what remedies could return
     Memory(commands::memory::Args),
     /// Print a recording as text, JSON, flamegraph or collapsed stacks, or a saved trial as text, JSON or CSV
     Report(commands::report::Args),
     /// Try remedies on a command, interleaved with the baseline: effect, interval and outcome for each
     Trial(Box<commands::trial::Args>),
-    /// Run a built-in experiment in interleaved blocks, as a trial does
+    /// Run a built-in experiment in interleaved blocks, as a trial does; `bench list` lists them
     Bench(commands::bench::Args),
     /// Start a command with remedies applied: allocwall becomes the command (same pid, same exit status)
     Run(commands::run::Args),

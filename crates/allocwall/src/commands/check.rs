@@ -17,7 +17,6 @@ use std::fmt::Write;
 use std::process::ExitCode;
 use surroundings::Kernel;
 
-/// Try each source of measurements, and report what blocks it and what to change
 #[derive(clap::Args)]
 pub struct Args {
     /// Check for this process instead of for processes in general

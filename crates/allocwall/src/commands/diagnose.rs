@@ -38,7 +38,7 @@ pub struct Args {
     #[arg(short, long, value_name = "TIME", allow_hyphen_values = true, value_parser = parse_duration, conflicts_with = "file")]
     duration: Option<Duration>,
 
-    /// Samples per second and CPU [default: 999; in a virtual machine 199 to 499, lower for longer windows]
+    /// Samples per second and CPU [default: 999; in a virtual machine 199 to 499: the longer the window, the fewer]
     #[arg(long, value_name = "HZ", value_parser = clap::value_parser!(u32).range(10..=5_000), conflicts_with = "file")]
     rate: Option<u32>,
 
@@ -59,7 +59,7 @@ pub struct Args {
     #[arg(long, requires = "command", conflicts_with_all = ["pid", "cgroup", "file"])]
     keep_running: bool,
 
-    /// After the diagnosis, try the offered remedies on the command against the baseline (allocwall trial)
+    /// After the diagnosis, try up to three of the offered remedies on the command, against the baseline (allocwall trial)
     #[arg(long, requires = "command", conflicts_with_all = ["pid", "cgroup", "file", "keep_running", "json"])]
     verify: bool,
 

@@ -20,7 +20,6 @@ use serde_json::json;
 use std::fmt::Write;
 use std::process::ExitCode;
 
-/// Explain what it is, where it applies, how it is applied, proved and undone, and when it makes things worse
 #[derive(clap::Args)]
 pub struct Args {
     /// A name from `allocwall list`, or a title in a report: jemalloc, cold-touch, "page release"
@@ -285,7 +284,7 @@ fn gain(remedy: &Remedy) -> String {
             format!("at most 1 - present value / new value of these lines: {why}")
         }
         Effect::ForkCopy(what) => format!("at most the part of these lines that copies memory maps for forks: {what}"),
-        Effect::Unknown(why) => format!("unknown; it acts on these lines: {why}"),
+        Effect::Unknown(why) => format!("unknown: {why}"),
         Effect::NotCpu(what) => format!("not CPU time: {what}"),
     }
 }

@@ -15,7 +15,6 @@ use serde_json::json;
 use std::fmt::Write;
 use std::process::ExitCode;
 
-/// List remedies, allocators, tunables, walls and experiments, one per line; `allocwall explain NAME` explains one
 #[derive(clap::Args)]
 pub struct Args {
     /// One JSON object: version, remedies, allocators, tunables, walls, experiments

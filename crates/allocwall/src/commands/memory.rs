@@ -11,8 +11,6 @@ use std::time::Duration;
 /// Every chunk of 100 GiB is read in less.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// Show the resident memory of a process by owner: rows that sum to its Rss, in live, free but kept, and lazily freed
-/// memory, and what remedies could return
 #[derive(clap::Args)]
 pub struct Args {
     /// The process to read. It is not stopped

@@ -61,7 +61,8 @@ pub struct Args {
     #[arg(short, long, value_name = "FILE", conflicts_with = "resume")]
     output: Option<PathBuf>,
 
-    /// Continue an interrupted trial with its own options; with --blocks N, where N blocks are done, only report it
+    /// Continue an interrupted trial with its own options. To report it only: --blocks N, with the number of blocks that
+    /// are done
     #[arg(long = "continue", value_name = "FILE")]
     resume: Option<PathBuf>,
 

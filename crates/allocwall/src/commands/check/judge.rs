@@ -152,7 +152,7 @@ pub static PROBES: &[Probe] = &[
     probe(Group::Sampling, "kernel_stacks", "kernel stacks", Always(kernel_stacks)),
     probe(Group::Sampling, "kernel_symbols", "kernel symbols", Always(kernel_symbols)),
     probe(Group::Sampling, "every_cpu", "other processes on all CPUs", Always(every_cpu)),
-    probe(Group::Sampling, "memory_read", "Python stacks", Always(python_stacks)),
+    probe(Group::Sampling, "memory_read", "Python stacks, memory owners", Always(memory_read)),
     probe(Group::Counters, "tracepoints", "tracepoints", Always(tracepoints)),
     probe(Group::Counters, "hardware_counters", "hardware counters", Always(hardware_counters)),
     probe(Group::Counters, "wait_stacks", "kernel stacks of waits", Always(wait_stacks)),
@@ -360,7 +360,7 @@ fn every_cpu(s: &Surroundings) -> Answer {
     Answer::of_try(&s.every_cpu, gives, |error| blame(s, Reach::EveryCpu, error))
 }
 
-fn python_stacks(s: &Surroundings) -> Answer {
+fn memory_read(s: &Surroundings) -> Answer {
     match &s.memory {
         None => {
             Answer::new(Partial, "not tried: this user has no other process to read from (process_vm_readv)")
@@ -386,7 +386,7 @@ fn hardware_counters(s: &Surroundings) -> Answer {
     match (&s.facts.pmu, &s.own_samples) {
         (Ok(()), _) => each_event(&s.hardware),
         (Err(absence), _) if absence.reason == Reason::NotSupported => {
-            let detail = format!("{}; TLB costs are estimated from huge-page coverage", absence.detail);
+            let detail = format!("{}; the cost of TLB misses has only an upper bound", absence.detail);
             match s.facts.hypervisor {
                 Some(_) => Answer::blocked(Cause::NoVirtualPmu, detail).mend([
                     Advice::text("host or cloud provider: enable a virtual PMU (KVM: -cpu host,pmu=on)"),
