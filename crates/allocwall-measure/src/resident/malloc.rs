@@ -47,6 +47,8 @@ const LARGEST_FAST: u64 = 128;
 
 const IN_A_ROW: usize = 8;
 const FEW_AT_THE_END: usize = 3;
+/// How far before the end of the first chunk smaller chunks are searched for.
+const FALSE_HEADER_SEARCH: u64 = 64 << 10;
 /// How far behind a window the next chunk is searched for.
 const LOOK_AHEAD: u64 = 1 << 20;
 const WINDOWS: u64 = 200;
@@ -431,10 +433,40 @@ impl Walk<'_> {
             }
             self.words.ahead(at + 8);
             if self.is_chain(at) {
-                return Some(at);
+                if self.words.late() {
+                    return None;
+                }
+                if !self.contains_chunks(at) {
+                    return Some(at);
+                }
             }
             at += 16;
         }
+    }
+
+    /// Whether smaller chunks lead to the end of this one: then its header is a number in a program's data that by chance
+    /// leads to a real chunk, and all that follow are real too.
+    fn contains_chunks(&mut self, start: u64) -> bool {
+        let Some(chunk) = self.chunk(start) else {
+            return false;
+        };
+        let end = start + chunk.size;
+        let first = (start + 16).max(end.saturating_sub(FALSE_HEADER_SEARCH));
+        self.words.ahead(first);
+        // The nearest first: they are small where such numbers matter.
+        (1..=(end - first) / 16).any(|nth| self.leads_to(end - nth * 16, end))
+    }
+
+    /// Whether a few sound chunks from `at` on end exactly there.
+    fn leads_to(&mut self, mut at: u64, end: u64) -> bool {
+        for nth in 0..IN_A_ROW {
+            match self.chunk(at) {
+                Some(chunk) if at + chunk.size < end => at += chunk.size,
+                Some(chunk) => return at + chunk.size == end && nth + 1 >= FEW_AT_THE_END,
+                None => return false,
+            }
+        }
+        false
     }
 
     fn is_chain(&mut self, start: u64) -> bool {
@@ -787,6 +819,35 @@ mod tests {
         assert_eq!((seen.live, seen.free, seen.unknown), (10 * 64, 9 * 64, 0));
         let seen = tally(&area, &mut made, &marks(), from + 64, to);
         assert_eq!((seen.live, seen.free, seen.unknown), (9 * 64, 9 * 64, 0));
+    }
+
+    #[test]
+    fn a_number_that_leads_to_a_chunk_is_no_header() {
+        let chunks: Vec<(u64, Use)> =
+            (0..400).map(|nth| (64, if nth % 2 == 0 { Live } else { Free })).collect();
+        let (mut made, area) = heap(&chunks, 4096);
+        let (from, to) = (START + 64 * 6 + 16, START + 64 * 300);
+        let right = tally(&area, &mut made, &marks(), from, to);
+        assert_eq!((right.live, right.free), (146 * 64, 147 * 64));
+        // In the data of chunk 6: as a size, it leads to chunk 207.
+        made.0.insert(from + 16 + 8, 64 * 200 + 32 | BEFORE_IN_USE);
+        assert_eq!(from + 16 + 64 * 200 + 32, START + 64 * 207);
+        assert_eq!(tally(&area, &mut made, &marks(), from, to), right);
+    }
+
+    #[test]
+    fn a_large_chunk_at_the_start_of_a_window_is_one() {
+        let small = [(64, Live), (64, Free)];
+        let large = [(64 * 200, Live)];
+        let chunks = [&small.repeat(4)[..], &[(64, Live)], &large, &small.repeat(40)].concat();
+        let (mut made, area) = heap(&chunks, 4096);
+        let from = START + 64 * 9;
+        // Numbers in it that are sizes, and lead nowhere.
+        for nth in 1..100 {
+            made.0.insert(from + nth * 128 + 8, 96 | BEFORE_IN_USE);
+        }
+        let seen = tally(&area, &mut made, &marks(), from, area.end);
+        assert_eq!((seen.live, seen.free), (64 * 200 + 40 * 64, 40 * 64));
     }
 
     #[test]
