@@ -3,8 +3,8 @@
 
 use crate::ShellLine;
 use crate::bill::{
-    self, Bill, Classifier, GENERATED_CODE, LEAST_KNOWN, NO_CALLERS, NO_SYMBOL, NO_USER_STACK, Site, Starts,
-    WaitLine,
+    self, Bill, Classifier, GENERATED_CODE, LEAST_KNOWN, NO_CALLERS, NO_SYMBOL, NO_USER_STACK, Site, SlabUse,
+    Starts, WaitLine,
 };
 use allocwall_model::catalogue::advice;
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
@@ -37,6 +37,7 @@ pub struct Context<'a> {
     map_calls_by_malloc: OnceCell<Measured<Interval>>,
     past_huge_pages: OnceCell<Interval>,
     starts: OnceCell<Starts>,
+    slab: OnceCell<SlabUse>,
 }
 
 /// Several lines of the bill as one.
@@ -94,6 +95,7 @@ impl<'a> Context<'a> {
             map_calls_by_malloc: OnceCell::new(),
             past_huge_pages: OnceCell::new(),
             starts: OnceCell::new(),
+            slab: OnceCell::new(),
         }
     }
 
@@ -455,6 +457,11 @@ impl<'a> Context<'a> {
     /// How processes and threads start and end, by the samples on their line.
     pub fn starts(&self) -> Starts {
         *self.starts.get_or_init(|| Starts::of(self.recording))
+    }
+
+    /// What the kernel's own allocator works for, by the samples on its line.
+    pub fn slab(&self) -> SlabUse {
+        *self.slab.get_or_init(|| SlabUse::of(self.recording))
     }
 
     /// Whether a process of the target forked in the window: its address space was copied.

@@ -113,6 +113,7 @@ fn saved(ctx: &Context, remedy: &Remedy) -> Option<Saved> {
     });
     let own = ctx.cpu(&[CostClass::Application]).ok()?.share;
     let (of_lines, aside) = match (library, remedy.effect) {
+        (_, Effect::Unknown(_)) => return None,
         (Some(kind), _) => (swapped(ctx, remedy, kind)?, times(own, swaps::LAYOUT)),
         (None, Effect::HugeTouch) if remedy.applies(Change::ArenaHook) => {
             (bounded(ctx, remedy)?, loads_of_arenas(ctx, remedy, own))
@@ -548,7 +549,7 @@ fn by_size(ctx: &Context, swap: &Swap) -> (Bounds, Bounds) {
 
 /// Upper bound of the first touches on memory that the process had before: all, except those by which it grew to its
 /// largest measured size.
-fn recycled(ctx: &Context) -> f64 {
+pub(super) fn recycled(ctx: &Context) -> f64 {
     const PAGE: f64 = 4096.0;
     let ticks = &ctx.recording.ticks;
     let held = ticks.iter().filter_map(|t| t.anonymous);
@@ -600,9 +601,10 @@ struct ByPrice {
     most: f64,
 }
 
-fn by_price(ctx: &Context, remedy: &Remedy) -> ByPrice {
+/// The most that it can save, as a share of CPU time.
+fn most_saved(ctx: &Context, remedy: &Remedy) -> f64 {
     let whole = ctx.cpu(remedy.acts_on).map_or(0.0, |s| s.share.high);
-    let most = match remedy.effect {
+    match remedy.effect {
         Effect::HugeTouch => whole * small_touches(ctx, remedy).high,
         Effect::AtMost(fraction, _) => whole * fraction * reached_of(ctx, remedy).high,
         Effect::FewerCollections(_) => whole * fewer(ctx, remedy),
@@ -614,7 +616,11 @@ fn by_price(ctx: &Context, remedy: &Remedy) -> ByPrice {
             whole.min(high(Wall::MapChurn.lines()) * calls + touches)
         }
         _ => whole,
-    };
+    }
+}
+
+fn by_price(ctx: &Context, remedy: &Remedy) -> ByPrice {
+    let most = most_saved(ctx, remedy);
     let none = |basis: String| ByPrice { gain: None, basis, most };
     let lines = lines_of(remedy);
     let Ok(sum) = ctx.cpu(remedy.acts_on) else {
@@ -969,15 +975,18 @@ mod tests {
 
     #[test]
     fn few_unknown_owners_are_like_the_others() {
-        let others = |known: f64, malloc: f64| {
+        let others = |known: f64, malloc: f64, samples: u64| {
             let mut subject = computing();
             subject.faulted(Wall::FirstTouch, &[(Owner::Private, 1.0 - malloc), (Owner::Heap, malloc)]);
-            subject.bill.faulted[0].known = known;
+            let faulted = &mut subject.bill.faulted[0];
+            (faulted.known, faulted.samples) = (known, samples);
             let ctx = Context::new(&subject.recording, &subject.bill);
             touches_others(&ctx, find("glibc-hugetlb").unwrap())
         };
-        assert!(others(1.0, 0.03) && others(0.8, 0.03));
-        assert!(!others(0.6, 0.03) && !others(0.8, 0.1));
+        assert!(others(1.0, 0.03, 100) && others(0.8, 0.03, 100));
+        assert!(!others(0.6, 0.03, 100) && !others(0.8, 0.1, 100));
+        // Too few samples show nothing, even if all their owners are known.
+        assert!(!others(1.0, 0.03, 99) && !others(0.8, 0.03, 99));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bill;
+mod cold_start;
 mod context;
 pub mod expected;
 pub mod hardware;
@@ -12,6 +13,7 @@ pub mod needs;
 pub mod remedies;
 mod rungs;
 mod sentence;
+pub mod series;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
@@ -106,6 +108,8 @@ pub enum Whole {
     ThreadTime,
     /// Wall-clock time of the window.
     WallTime,
+    /// TCP segments that were sent from the target's network namespace.
+    Segments,
     /// Resident memory.
     Resident,
 }

@@ -4,6 +4,7 @@
 //! Callers differ in what they do without an answer. A diagnosis offers only remedies whose needs are known to be met. A
 //! trial leaves unknown facts of the program to its proof.
 
+use super::cold_start;
 use super::context::Context;
 use super::expected;
 use super::remedies::MALLOCS_PART;
@@ -210,6 +211,8 @@ impl<'a> Facts<'a> {
                 let starts = self.observed.clone()?.ctx.starts();
                 useful(starts.replace as f64 <= FEW * starts.copy as f64)
             }
+            Need::KernelSlabOf(object) => useful(self.observed.clone()?.ctx.slab().is_for(object)),
+            Need::ColdStart => useful(cold_start::is_under_way(self.observed.clone()?.ctx)?),
             Need::Quota => {
                 let cgroup = self.observed.clone()?.ctx.last_tick().and_then(|t| t.cgroup);
                 let unread = || Absence::new(Reason::NotFound, "the cgroup's CPU controller was not read");

@@ -1,6 +1,6 @@
 //! Selects the remedies that apply to a target, sorts them, and writes the command of each for this target.
 
-use super::context::{Context, bytes, main_process};
+use super::context::{Context, bytes, main_process, total};
 use super::expected;
 use super::needs::{self, NeedState};
 use super::{Finding, Prescription, ShellLine, Status};
@@ -9,12 +9,12 @@ use allocwall_model::catalogue::cost::CostClass;
 use allocwall_model::catalogue::modules::{JEMALLOC_BUILDS, JEMALLOC_CONF};
 use allocwall_model::catalogue::options;
 use allocwall_model::catalogue::remedies::{
-    Change, Effect, How, Kind, Need, Remedy, TABLE, UNKNOWN_COMMAND, replaced,
+    Change, Effect, How, Kind, Need, Remedy, TABLE, TRIAL_OF_START, UNKNOWN_COMMAND, replaced,
 };
 use allocwall_model::catalogue::tunables::arenas_by_default;
 use allocwall_model::catalogue::walls::Wall;
-use allocwall_model::recording::{Linkage, Process, Recording};
-use allocwall_model::resident::{self, ReturnOrder, Returned, return_order};
+use allocwall_model::recording::{Linkage, Owner, Process, Recording};
+use allocwall_model::resident::{self, ResidentOwner, ReturnOrder, Returned, return_order};
 use allocwall_model::shell::{is_plain, merged, quoted};
 use allocwall_model::units::Interval;
 use std::cmp::{Ordering, Reverse};
@@ -366,6 +366,11 @@ fn fill(ctx: &Context, template: &str) -> Filled {
         .replace("{arenas}", &arenas_by_default(ctx.recording.host.online_cpus.into()).to_string())
         .replace("{java_heap}", &java_heap(process));
     let mut filled = Filled { text, words: false, has_gap: false, notes: vec![] };
+    if filled.text.contains(HEAP) {
+        let size = heap_size(ctx);
+        filled.has_gap |= size.is_none();
+        filled.text = filled.text.replace(HEAP, size.as_deref().unwrap_or("SIZE"));
+    }
     if filled.text.contains(THREADS) {
         let (threads, note) = busy_threads(ctx);
         filled.text = filled.text.replace(THREADS, &threads);
@@ -389,10 +394,36 @@ fn fill(ctx: &Context, template: &str) -> Filled {
 
 /// Maximum number of processes in a command.
 const NAMED_PROCESSES: usize = 8;
+/// Stands for the size of malloc's heap in a template.
+const HEAP: &str = "{heap}";
 /// Stands for the threads of the target in a template.
 const THREADS: &str = "{threads}";
 /// The command for threads that have ended: it starts them again. New threads inherit the nice value.
 const RENICED: &str = "{cmd} & sudo renice -n -5 -p $!";
+
+/// The size of malloc's heap at the end of the window, with large blocks, as `SIZE` of a remedy. If the memory was not read: what
+/// was touched of it for the first time in the window. None if that is unknown too.
+fn heap_size(ctx: &Context) -> Option<String> {
+    let bills = ctx.recording.resident.iter().flat_map(|memory| &memory.bills);
+    let pid = ctx.process()?.pid;
+    let mut read = bills.filter(|bill| bill.pid == pid).map(|bill| {
+        let rows = [ResidentOwner::Heap, ResidentOwner::MappedBlock].map(|owner| bill.row(owner));
+        let bytes = rows.into_iter().flatten().map(|row| row.amount.resident_bytes);
+        total(bytes)
+    });
+    let touched = || {
+        let part = ctx.owned(Wall::FirstTouch, |owner| matches!(owner, Owner::Heap | Owner::MappedBlock))?;
+        let pages = ctx.increase(|tick| tick.minor_faults)? as f64 * part.point;
+        Some((pages * ctx.recording.host.page_bytes as f64) as u64)
+    };
+    let bytes = read.next_back().or_else(touched).filter(|bytes| *bytes > 0)?;
+    Some(format!("{}M", bytes.div_ceil(1 << 20)))
+}
+
+/// A trial of a remedy that moves work to the start of the program.
+pub(super) fn trial_of_start(ctx: &Context) -> ShellLine {
+    ShellLine::from(fill(ctx, TRIAL_OF_START).text).with_gap()
+}
 
 /// A shell expression for the threads of the processes that used CPU, busiest first. The note says if some processes are
 /// left out.

@@ -3,11 +3,11 @@
 use super::bill::stripped_runtime;
 use super::context::{Context, TopSite, count, percent, percent_interval};
 use super::judge::Judged;
-use super::remedies::command_line;
-use super::rungs::{UNCOUNTED, named, rate_of_calls};
+use super::remedies::{command_line, trial_of_start};
+use super::rungs::{UNCOUNTED, busiest_disk, named, rate_of_calls};
 use super::{Finding, Prescription, Reach, ShellLine, Status, Whole};
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
-use allocwall_model::catalogue::remedies::{self, Effect, Kind, Remedy};
+use allocwall_model::catalogue::remedies::{self, Effect, Kind, Need, Remedy};
 use allocwall_model::catalogue::thresholds;
 use allocwall_model::catalogue::walls::Wall;
 
@@ -73,6 +73,8 @@ fn takes(ctx: &Context, judged: &[Judged], wall: Wall, s: &str) -> String {
         Wall::CgroupThrottling => format!("the cgroup's CPU quota takes {s} of runnable time"),
         Wall::Steal => format!("steal takes {s} of runnable time"),
         Wall::RunQueue => format!("waits for a CPU take {s} of runnable time"),
+        Wall::Disk => format!("waits for storage take {s} of working time"),
+        Wall::Network => format!("{s} of the TCP segments are sent again"),
         Wall::ApplicationLock => format!("application locks take {s} of working time"),
         Wall::Gil => format!("waits for Python's GIL take {s} of working time"),
         Wall::AddressSpaceLock => format!("the address-space lock takes {s} of working time"),
@@ -82,6 +84,7 @@ fn takes(ctx: &Context, judged: &[Judged], wall: Wall, s: &str) -> String {
             format!("{s} of the memory is on another NUMA node than the CPUs that use it")
         }
         Wall::Numa => format!("loads from other NUMA nodes take {s} of CPU"),
+        Wall::KernelSlab => format!("the kernel's own allocator takes {s} of CPU"),
         Wall::CallRate if collector_is_part(ctx, judged) => {
             format!("{s} of CPU goes to allocation and garbage collection together")
         }
@@ -219,6 +222,17 @@ fn wall_sentence(ctx: &Context, judged: &[Judged], wall: Wall, place: bool) -> S
             ctx.cpu_rate,
             waits_for(ctx)
         ),
+        Wall::Disk => {
+            let figures = ctx.recording.devices.disks.as_ref().map_or_else(|_| String::new(), busiest_disk);
+            format!(
+                "The disk is the wall: threads spend {s} of their working time waiting for storage; {figures}."
+            )
+        }
+        Wall::Network => {
+            format!(
+                "The network is the wall: {s} of the TCP segments of its network namespace are sent again."
+            )
+        }
         Wall::ApplicationLock => format!(
             "The application's own locks are the wall, not the allocator: threads spend {s} of their working time waiting for them."
         ),
@@ -253,6 +267,11 @@ fn wall_sentence(ctx: &Context, judged: &[Judged], wall: Wall, place: bool) -> S
         ),
         Wall::Tlb => format!("The TLB is the wall: {s} of CPU goes to page walks after TLB misses."),
         Wall::Numa => format!("NUMA is the wall: {}.", takes(ctx, judged, wall, &s)),
+        Wall::KernelSlab => format!(
+            "The kernel's own allocator is the wall: {s} of CPU goes to making and freeing its objects for {}{}.",
+            objects(ctx),
+            from(ctx, wall.lines())
+        ),
         Wall::CallRate => {
             let place = from(ctx, wall.lines());
             let uncounted = |finding: &Finding| finding.estimate.as_deref() == Some(UNCOUNTED);
@@ -283,6 +302,19 @@ fn wall_sentence(ctx: &Context, judged: &[Judged], wall: Wall, place: bool) -> S
             "Retention is the wall: {s} of resident memory is free, but not returned to the system. It costs memory, not time."
         ),
     }
+}
+
+/// What the kernel's own allocator works for most, if its callers show it.
+fn objects(ctx: &Context) -> &'static str {
+    let slab = ctx.slab();
+    let most = slab.all as f64 * MOST;
+    let kinds = [
+        (slab.messages, "messages on sockets"),
+        (slab.connections, "sockets and pipes"),
+        (slab.files, "files and names"),
+    ];
+    let kind = kinds.into_iter().find(|(samples, _)| *samples as f64 > most);
+    kind.map_or("sockets, messages and files", |(_, kind)| kind)
 }
 
 /// The process that used most of the CPU time of all others. None of them may have used most of it.
@@ -319,7 +351,8 @@ pub fn waits_for(ctx: &Context) -> String {
 }
 
 /// The memory walls that must be measured for a decision.
-const MEMORY: [Wall; 5] = [Wall::FirstTouch, Wall::Fork, Wall::FileFault, Wall::MapChurn, Wall::CallRate];
+const MEMORY: [Wall; 6] =
+    [Wall::FirstTouch, Wall::Fork, Wall::FileFault, Wall::MapChurn, Wall::KernelSlab, Wall::CallRate];
 
 /// Whether findings without a wall are a decision.
 pub fn reach<'a>(ctx: &Context, findings: impl Iterator<Item = &'a Finding>) -> Reach {
@@ -587,7 +620,13 @@ pub fn next_steps(
 /// trial needs more than the recording has.
 fn trial_of(ctx: &Context, offer: &Prescription) -> Option<ShellLine> {
     let acts_on_cpu = |remedy: &&Remedy| !matches!(remedy.effect, Effect::NotCpu(_));
-    let remedy = remedies::find(&offer.remedy).filter(acts_on_cpu).filter(|remedy| remedy.can_be_tried())?;
+    let remedy = remedies::find(&offer.remedy).filter(acts_on_cpu)?;
+    if remedy.needs.contains(&Need::ColdStart) {
+        return Some(trial_of_start(ctx));
+    }
+    if !remedy.can_be_tried() {
+        return None;
+    }
     let is_unknown = offer.gain.is_none() && offer.at_most.is_none();
     let command = command_line(ctx).filter(|_| is_unknown)?;
     Some(ShellLine::from(format!("allocwall trial --with {} -- {command}", remedy.key)))

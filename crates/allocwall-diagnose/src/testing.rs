@@ -5,6 +5,7 @@ use crate::bill::{Basis, Bill, CpuLine, Faulted, OwnerShare, Rates, Sampled, Sit
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
 use allocwall_model::catalogue::prices::*;
 use allocwall_model::catalogue::walls::Wall;
+use allocwall_model::devices::{Devices, DiskUse, Disks, Interfaces, Network, TcpEvents};
 use allocwall_model::recording::*;
 use allocwall_model::resident::{Amount, ResidentBill, ResidentOwner, Row, Split, undistinguished};
 use allocwall_model::units::{Absence, Interval, Reason};
@@ -147,6 +148,20 @@ impl Subject {
         self
     }
 
+    /// Sets the figures of the machine's only disk.
+    pub fn disk(&mut self, busy: f64, ms_per_request: f64) -> &mut Self {
+        self.disks().busiest = vec![disk(busy, ms_per_request)];
+        self
+    }
+
+    pub fn disks(&mut self) -> &mut Disks {
+        self.recording.devices.disks.as_mut().expect("read")
+    }
+
+    pub fn network(&mut self) -> &mut Network {
+        self.recording.devices.network.as_mut().expect("read")
+    }
+
     pub fn wait_line(&mut self, class: WaitClass) -> &mut WaitLine {
         self.bill.off_cpu.iter_mut().find(|l| l.class == class).expect("all classes")
     }
@@ -249,7 +264,36 @@ fn recording() -> Recording {
             module("/usr/bin/service", ModuleRole::Other, Vec::new()),
             module("[kernel]", ModuleRole::Kernel, Vec::new()),
         ],
+        devices: devices(window_ns),
         ..recording
+    }
+}
+
+/// An idle disk, and a network that loses nothing.
+fn devices(over_ns: u64) -> Devices {
+    Devices {
+        disks: Ok(Disks { over_ns, busiest: vec![disk(0.03, 0.4)], others: 0, others_busy_ms: 0 }),
+        network: Ok(Network {
+            pid: 100,
+            over_ns,
+            sent: 18_203,
+            retransmitted: 0,
+            events: Ok(TcpEvents::default()),
+            interfaces: Ok(Interfaces::default()),
+        }),
+    }
+}
+
+/// `busy`: part of the window.
+fn disk(busy: f64, ms_per_request: f64) -> DiskUse {
+    const REQUESTS: u64 = 750;
+    DiskUse {
+        name: "sda".into(),
+        requests: REQUESTS,
+        request_ms: (REQUESTS as f64 * ms_per_request).round() as u64,
+        sectors: REQUESTS * 8,
+        busy_ms: (busy * WINDOW_S * 1e3).round() as u64,
+        stuck: 0,
     }
 }
 

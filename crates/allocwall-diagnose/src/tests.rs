@@ -12,6 +12,7 @@ use allocwall_model::catalogue::cost::CostClass::*;
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
 use allocwall_model::catalogue::remedies::Need;
 use allocwall_model::catalogue::walls::Wall;
+use allocwall_model::devices::{DiskUse, TcpEvents};
 use allocwall_model::recording::*;
 use allocwall_model::resident::{ResidentOwner, TargetMemory};
 use allocwall_model::units::{Absence, Interval, Reason};
@@ -42,6 +43,7 @@ const CPU_WALLS: &[(Wall, CostClass)] = &[
     (Wall::CallRate, AllocatorCode),
     (Wall::CallRate, RuntimeAllocator),
     (Wall::LargeAllocations, BlockFilling),
+    (Wall::KernelSlab, KernelSlab),
 ];
 
 #[test]
@@ -475,6 +477,134 @@ fn what_is_mostly_waited_for_has_most_of_the_time() {
     assert_eq!((locks(0.0).as_str(), locks(0.5).as_str()), (", mostly for other threads", ""));
 }
 
+// ---- disks and networks ----
+
+#[test]
+fn a_busy_disk_that_threads_wait_for_is_named_and_an_idle_one_is_ruled_out() {
+    let subject = |busy: f64, ms: f64, waits: f64| {
+        let mut subject = computing();
+        subject.disk(busy, ms).waits(WaitClass::Storage, waits);
+        subject
+    };
+    let judged = |busy: f64, ms: f64, waits: f64| {
+        let finding = subject(busy, ms, waits).finding(Wall::Disk);
+        (finding.status, finding.because)
+    };
+    let named = subject(0.97, 34.0, 1.0).verdict();
+    assert_eq!(named.walls, [Wall::Disk]);
+    assert_eq!(
+        named.sentence,
+        "The disk is the wall: threads spend 50 % of their working time waiting for storage; sda busy 97 %, 34 ms a request."
+    );
+    assert!(named.remedies.is_empty());
+    let evidence = subject(0.97, 34.0, 1.0).finding(Wall::Disk).evidence;
+    assert_eq!(
+        evidence[..2],
+        [
+            "sda busy 97 %, 34 ms a request; 2.5 in flight on average; 75 requests and 0.3 MB a second",
+            "1.00 threads waited for storage on average"
+        ]
+    );
+    let idle = (Status::RuledOut, "sda busy 3 %, 0.4 ms a request".to_owned());
+    assert_eq!(judged(0.03, 0.4, 0.0), idle);
+    // The threads wait for something else than this disk.
+    assert_eq!(judged(0.03, 0.4, 1.0), idle);
+    let elsewhere = subject(0.03, 0.4, 1.0).finding(Wall::Disk).evidence;
+    assert!(elsewhere[1].contains("not for these disks"), "{elsewhere:?}");
+    // The disk is busy for others.
+    let others = "0 % of working time; sda busy 97 %, 34 ms a request".to_owned();
+    assert_eq!(judged(0.97, 34.0, 0.0), (Status::RuledOut, others));
+    // It is not busy, but slow; and it is neither.
+    assert_eq!(judged(0.30, 15.0, 1.0).0, Status::Wall);
+    let (status, because) = judged(0.14, 0.6, 1.0);
+    assert!(status == Status::Contributor && because.ends_with("no disk is busy or slow"), "{because}");
+}
+
+#[test]
+fn a_disk_that_answers_nothing_is_not_idle() {
+    let mut subject = computing();
+    subject.disks().busiest[0] = DiskUse { name: "sdb".into(), stuck: 2, ..DiskUse::default() };
+    subject.waits(WaitClass::Storage, 1.0);
+    let sentence = subject.verdict().sentence;
+    assert!(sentence.ends_with("; sdb: 2 requests in flight, none completed."), "{sentence}");
+    // The twin: nothing is in flight.
+    subject.disks().busiest[0].stuck = 0;
+    assert_eq!(subject.finding(Wall::Disk).because, "no request to 1 disk");
+    // Many disks, each of them little busy: together they may be what the threads wait for.
+    subject.disks().others_busy_ms = 900;
+    assert_eq!(status(&subject, Wall::Disk), Status::Contributor);
+}
+
+#[test]
+fn disks_that_were_not_read_are_not_judged() {
+    let mut subject = computing();
+    subject.wait_line(WaitClass::Storage).thread_s = Err(absent());
+    assert_eq!(status(&subject, Wall::Disk), Status::RuledOut, "an idle disk needs no samples");
+    subject.disk(0.9, 20.0);
+    let finding = subject.finding(Wall::Disk);
+    let reason = finding.missing.map(|m| m.reason);
+    assert_eq!((finding.status, reason), (Status::NotMeasured, Some(absent().reason)));
+    subject.recording.devices.disks = Err(Absence::new(Reason::NotFound, "/proc/diskstats: no file"));
+    let finding = subject.finding(Wall::Disk);
+    assert_eq!((finding.status, finding.evidence.len()), (Status::NotMeasured, 0));
+    assert!(finding.missing.is_some_and(|m| m.reason == Reason::NotFound && !m.mend.is_empty()));
+}
+
+/// A service whose threads wait for requests three quarters of their time, and whose namespace loses segments.
+fn losing(retransmitted: u64, timeouts: u64) -> Subject {
+    let mut subject = computing();
+    subject.threads(4).waits(WaitClass::Idle, 3.0);
+    subject.bill.rates.thread_s = 4.0 * WINDOW_S;
+    let network = subject.network();
+    (network.sent, network.retransmitted) = (9_000, retransmitted);
+    network.events = Ok(TcpEvents { timeouts, ..TcpEvents::default() });
+    subject
+}
+
+#[test]
+fn a_network_that_loses_segments_is_named_and_a_healthy_one_is_ruled_out() {
+    let healthy = computing().finding(Wall::Network);
+    assert_eq!(
+        (healthy.status, healthy.because.as_str()),
+        (Status::RuledOut, "0 of 18,203 segments retransmitted")
+    );
+    let named = losing(1_500, 100).verdict();
+    assert_eq!(named.walls, [Wall::Network]);
+    assert_eq!(
+        named.sentence,
+        "The network is the wall: 14 % of the TCP segments of its network namespace are sent again."
+    );
+    assert_eq!(status(&losing(300, 100), Wall::Network), Status::Contributor);
+    assert_eq!(status(&losing(50, 100), Wall::Network), Status::RuledOut);
+    // Many segments, but no connection stood still for long.
+    let quick = losing(1_500, 1).finding(Wall::Network);
+    assert_eq!(
+        (quick.status, quick.because.as_str()),
+        (Status::RuledOut, "1,500 of 10,500 segments retransmitted, 1 timeout")
+    );
+    // A target that only computes: the segments are those of other processes.
+    let mut alone = losing(1_500, 100);
+    alone.waits(WaitClass::Idle, 0.0);
+    assert_eq!(alone.finding(Wall::Network).because, "its threads wait 0 % of their time");
+}
+
+#[test]
+fn a_network_that_was_not_read_is_not_judged() {
+    let mut subject = losing(1_500, 100);
+    subject.network().events = Err(absent());
+    assert_eq!(status(&subject, Wall::Network), Status::Contributor, "the timeouts are not known");
+    subject.network().over_ns /= 3;
+    let finding = subject.finding(Wall::Network);
+    assert_eq!(finding.missing.map(|m| m.reason), Some(Reason::TooLittle));
+    subject.recording.devices.network = Err(absent());
+    let finding = subject.finding(Wall::Network);
+    assert_eq!((finding.status, finding.evidence.len()), (Status::NotMeasured, 0));
+    assert!(finding.missing.is_some_and(|m| m.reason == absent().reason && !m.mend.is_empty()));
+    let mut silent = computing();
+    silent.network().sent = 0;
+    assert_eq!(silent.finding(Wall::Network).because, "no TCP segment was sent");
+}
+
 #[test]
 fn time_after_the_last_reading_of_an_ended_target_is_not_waiting() {
     let mut subject = computing();
@@ -893,6 +1023,66 @@ fn faults_on_files_are_a_wall_that_no_allocator_changes() {
     assert_eq!(subject.verdict().walls, [Wall::FileFault]);
     assert_eq!(offered(&subject), ["keep-files-mapped", "read-files"]);
     assert_eq!(status(&with_shares(&[(FileSystem, 0.4)]), Wall::FileFault), Status::RuledOut);
+}
+
+/// A program that computes for 6 s of 15 s, with so many samples in these kernel stacks.
+fn in_kernel(stacks: &[(u64, &str)]) -> Subject {
+    let mut s = Sketch::new();
+    let other: u64 = stacks.iter().map(|(samples, _)| samples).sum();
+    s.thread(PID, "service", 6_000 + other);
+    s.samples(6_000, PID, "", "app!work");
+    for (samples, stack) in stacks {
+        s.samples(*samples, PID, stack, "app!serve");
+    }
+    Subject { bill: crate::bill::of(&s.recording), recording: s.recording }
+}
+
+#[test]
+fn the_kernels_own_allocator_is_a_wall_with_the_remedies_of_its_objects() {
+    const CONNECTION: &str = "kmem_cache_alloc;sk_prot_alloc;unix_create1;__sys_socketpair";
+    const MESSAGE: &str = "kmem_cache_alloc_node;__alloc_skb;sock_alloc_send_pskb;unix_stream_sendmsg";
+    const FILE: &str = "kmem_cache_alloc;alloc_empty_file;path_openat;do_filp_open";
+    for (stack, remedy, of) in [
+        (CONNECTION, "keep-connections", "sockets and pipes"),
+        (MESSAGE, "larger-messages", "messages on sockets"),
+        (FILE, "keep-files-open", "files and names"),
+    ] {
+        let subject = in_kernel(&[(4_000, stack)]);
+        let verdict = subject.verdict();
+        assert_eq!(verdict.walls, [Wall::KernelSlab], "{stack}");
+        let head = "The kernel's own allocator is the wall: 40 %";
+        assert!(verdict.sentence.starts_with(head), "{}", verdict.sentence);
+        assert!(verdict.sentence.contains(of), "{}", verdict.sentence);
+        assert_eq!(offered(&subject), [remedy], "{stack}");
+        // Nothing that is measured predicts what they save.
+        assert_eq!((verdict.remedies[0].gain, verdict.remedies[0].at_most), (None, None));
+        assert!(verdict.remedies[0].basis.starts_with("unknown: "), "{}", verdict.remedies[0].basis);
+        let evidence = subject.finding(Wall::KernelSlab).evidence;
+        assert!(evidence.iter().any(|line| line.starts_with("of kernel slab: 100 %")), "{evidence:?}");
+    }
+    let mixed = in_kernel(&[(1_500, CONNECTION), (1_500, MESSAGE), (1_000, FILE)]);
+    assert!(mixed.verdict().sentence.contains("sockets, messages and files"));
+    assert_eq!(offered(&mixed).len(), 3);
+
+    // The same calls without it, and its work for mappings, faults and processes.
+    for stack in [
+        "unix_create1;__sys_socketpair",
+        "link_path_walk;path_openat;do_filp_open",
+        "kmem_cache_alloc;mas_preallocate;do_vmi_align_munmap;__x64_sys_munmap",
+        "kmem_cache_alloc;__anon_vma_prepare;do_anonymous_page;exc_page_fault",
+        "kmem_cache_alloc_node;dup_task_struct;copy_process;kernel_clone",
+    ] {
+        assert_eq!(status(&in_kernel(&[(4_000, stack)]), Wall::KernelSlab), Status::RuledOut, "{stack}");
+    }
+}
+
+#[test]
+fn kernel_time_without_symbols_may_be_the_kernels_own_allocator() {
+    let subject = with_shares(&[(UnnamedKernel, 0.3)]);
+    let finding = subject.finding(Wall::KernelSlab);
+    assert_eq!(finding.status, Status::NotMeasured);
+    assert_eq!(finding.missing.map(|m| m.reason), Some(Reason::NotPermitted));
+    assert_eq!(status(&with_shares(&[(OtherKernel, 0.3)]), Wall::KernelSlab), Status::RuledOut);
 }
 
 #[test]

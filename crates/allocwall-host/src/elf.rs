@@ -5,10 +5,10 @@
 mod calls;
 
 use allocwall_model::units::{Absence, Measured, Reason};
+use object::Endianness;
 use object::elf;
-use object::read::elf::{Dyn, FileHeader, ProgramHeader, SectionHeader, Sym, VersionTable};
+use object::read::elf::{Dyn, FileHeader, ProgramHeader, SectionHeader, Sym};
 use object::read::{ReadCache, ReadRef};
-use object::{Endianness, SymbolIndex};
 use serde::{Deserialize, Serialize};
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
@@ -26,6 +26,11 @@ const MAX_READ_IN_ALL: u64 = 80 << 20;
 /// The most sections; ELF's own limit without extensions is 0xff00.
 const MAX_SECTIONS: usize = 0x1_0000;
 const MAX_SEGMENTS: usize = 4096;
+/// The most segments of notes, and the most bytes of one; a build identifier is in one of the first.
+const MAX_NOTES: usize = 8;
+const MAX_NOTE_BYTES: u64 = 1 << 20;
+/// The most entries of the dynamic section; a browser has far fewer.
+const MAX_DYNAMIC: usize = 1 << 16;
 /// The most needed libraries of one file; a browser needs a hundred.
 const MAX_NEEDED: usize = 512;
 /// allocwall looks for shorter names only.
@@ -122,6 +127,8 @@ const PAGE: u64 = 4096;
 /// A symbol with a longer name is left out. Without a limit, millions of symbols could share one name of megabytes, and
 /// each would be read to its end.
 const LONGEST_NAME: usize = 4096;
+/// The most bytes of names that are read for one table. Names may share bytes, so their table does not limit this.
+const MAX_NAME_BYTES: usize = 128 << 20;
 
 fn name_at(names: &[u8], offset: u32) -> Option<&[u8]> {
     let rest = names.get(offset as usize..)?;
@@ -145,8 +152,6 @@ pub fn address_of_offset(segments: &[Segment], offset: u64) -> Option<u64> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Symbol<'d> {
     pub name: &'d [u8],
-    /// `GLIBC_2.17`; only exported symbols have one.
-    pub version: Option<&'d [u8]>,
     pub address: u64,
     pub size: u64,
     pub kind: SymbolKind,
@@ -221,9 +226,11 @@ impl<'d> ReadRef<'d> for Bounded<'d> {
         self.0.cache.read_bytes_at(offset, size)
     }
 
+    /// Names of sections. A longer one is not read: thousands of them would take a few KiB and several system calls each.
     fn read_bytes_at_until(self, range: std::ops::Range<u64>, delimiter: u8) -> Result<&'d [u8], ()> {
         let start = range.start;
-        let text = self.0.cache.read_bytes_at_until(range, delimiter)?;
+        let end = range.end.min(start.saturating_add(LONGEST_SECTION_NAME as u64 + 1));
+        let text = self.0.cache.read_bytes_at_until(start..end, delimiter)?;
         self.0.charge((start, 0), text.len() as u64)?;
         Ok(text)
     }
@@ -304,11 +311,8 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
             self.data.read_slice_at(section.offset, entries).map_err(|()| malformed("symbol table"))?;
         // Names are read as one block: a read per name would need a seek each.
         let names = self.bytes_of(sections.get(section.link)).ok_or_else(|| malformed("symbol names"))?;
-        let versions = match table {
-            Table::Exported => self.versions::<E>(),
-            Table::All => VersionTable::default(),
-        };
-        for (index, symbol) in symbols.iter().enumerate() {
+        let mut left = MAX_NAME_BYTES;
+        for symbol in symbols {
             let kind = match symbol.st_type() {
                 elf::STT_FUNC | elf::STT_GNU_IFUNC => SymbolKind::Function,
                 elf::STT_FILE => SymbolKind::File,
@@ -318,13 +322,12 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
             if kind != SymbolKind::File && symbol.st_shndx(self.endian) == elf::SHN_UNDEF {
                 continue;
             }
-            let Some(name) = name_at(names, symbol.st_name(self.endian)) else {
-                continue;
-            };
-            let version = versions.version_index(self.endian, SymbolIndex(index));
+            let name = name_at(names, symbol.st_name(self.endian));
+            let read = name.map_or(LONGEST_NAME, <[u8]>::len) + 1;
+            left = left.checked_sub(read).ok_or_else(|| malformed("too many bytes of symbol names"))?;
+            let Some(name) = name else { continue };
             visit(Symbol {
                 name,
-                version: versions.version(version.index()).ok().flatten().map(|v| v.name()),
                 address: symbol.st_value(self.endian).into(),
                 size: symbol.st_size(self.endian).into(),
                 kind,
@@ -337,15 +340,6 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
     fn bytes_of(&self, section: Option<&Section>) -> Option<&'d [u8]> {
         let section = section.filter(|s| s.kind != elf::SHT_NOBITS)?;
         self.data.read_bytes_at(section.offset, section.size).ok()
-    }
-
-    /// Empty if the file has no symbol versions or they do not parse: a version is never essential.
-    fn versions<E: FileHeader<Endian = Endianness>>(&self) -> VersionTable<'d, E> {
-        let read = || -> Option<VersionTable<'d, E>> {
-            let header = E::parse(self.data).ok()?;
-            header.sections(self.endian, self.data).ok()?.versions(self.endian, self.data).ok()?
-        };
-        read().unwrap_or_default()
     }
 }
 
@@ -570,6 +564,7 @@ fn read_facts<'d, E: FileHeader<Endian = Endianness>, R: ReadRef<'d>>(
     };
     let mut dynamic: &[E::Dyn] = &[];
     let mut seen_dynamic = false;
+    let mut notes_left = MAX_NOTES;
     for segment in segments {
         match segment.p_type(endian) {
             elf::PT_LOAD => facts.segments.push(Segment {
@@ -590,11 +585,12 @@ fn read_facts<'d, E: FileHeader<Endian = Endianness>, R: ReadRef<'d>>(
             elf::PT_DYNAMIC if !seen_dynamic => {
                 seen_dynamic = true;
                 dynamic = segment.dynamic(endian, data).ok().flatten().unwrap_or(&[]);
+                dynamic = &dynamic[..dynamic.len().min(MAX_DYNAMIC)];
             }
-            elf::PT_NOTE if facts.build_id.is_none() => {
+            elf::PT_NOTE if facts.build_id.is_none() && notes_left > 0 => {
+                notes_left -= 1;
                 let size: u64 = segment.p_filesz(endian).into();
-                // Build identifiers are in the first note segment of small size.
-                if size <= 1 << 20 {
+                if size <= MAX_NOTE_BYTES {
                     facts.build_id = build_id(segment.notes(endian, data).ok().flatten(), endian);
                 }
             }
@@ -713,10 +709,9 @@ fn until_nul(bytes: &[u8]) -> String {
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn ask_everything(bytes: &[u8]) {
     let Ok(elf) = Elf::parse(bytes) else { return };
-    let _ = elf.symbols(Table::Exported, &mut |symbol| {
-        let _ = (symbol.text(), symbol.version);
-    });
-    let _ = elf.symbols(Table::All, &mut |_| {});
+    for table in [Table::Exported, Table::All] {
+        let _ = elf.symbols(table, &mut |symbol| _ = symbol.text());
+    }
     for section in &elf.facts.sections {
         let _ = elf.section_bytes(&section.name, 1 << 20);
         let _ = elf.bytes_at(section.address, section.size);
@@ -728,6 +723,7 @@ pub(crate) fn ask_everything(bytes: &[u8]) {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::io::Write;
     use std::sync::LazyLock;
 
     /// A small real file that every test machine has: the shell's `sleep`, dynamically linked.
@@ -759,7 +755,7 @@ mod tests {
     }
 
     #[test]
-    fn the_c_library_exports_malloc_with_a_version() {
+    fn the_c_library_exports_malloc() {
         let path = "/usr/lib/x86_64-linux-gnu/libc.so.6";
         let Ok(file) = File::open(path) else {
             println!("skipped: no {path} on this machine");
@@ -777,10 +773,7 @@ mod tests {
         })
         .expect("exports");
         let malloc = malloc.expect("malloc");
-        assert_eq!(
-            (malloc.version, malloc.kind, malloc.local),
-            (Some(&b"GLIBC_2.2.5"[..]), SymbolKind::Function, false)
-        );
+        assert_eq!((malloc.kind, malloc.local), (SymbolKind::Function, false));
         assert!(malloc.address > 0 && malloc.size > 0);
     }
 
@@ -792,6 +785,99 @@ mod tests {
         assert_eq!(name_at(&[b"x", &longest[..]].concat(), 0), None);
         assert_eq!(name_at(b"never ends", 0), None);
         assert_eq!(name_at(&longest, u32::MAX), None);
+    }
+
+    /// A 64-bit file with such tables behind its header.
+    fn header(program_headers: u16, section_headers: u16) -> Vec<u8> {
+        let mut bytes = vec![0u8; 64];
+        let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
+        put(0, b"\x7fELF\x02\x01\x01");
+        put(20, &1u32.to_le_bytes());
+        if program_headers > 0 {
+            put(32, &64u64.to_le_bytes());
+        }
+        if section_headers > 0 {
+            put(40, &64u64.to_le_bytes());
+        }
+        for (at, value) in [(52, 64), (54, 56), (56, program_headers), (58, 64), (60, section_headers)] {
+            put(at, &value.to_le_bytes());
+        }
+        // The names of the sections are in section 2.
+        put(62, &2u16.to_le_bytes());
+        bytes
+    }
+
+    /// Functions that all have one name, of the greatest length.
+    fn of_one_name(functions: usize) -> Vec<u8> {
+        let names = [&[b'x'; LONGEST_NAME][..], b"\0"].concat();
+        let mut symbol = [0u8; 24];
+        // STT_FUNC, in section 1.
+        (symbol[4], symbol[6]) = (2, 1);
+        let symbols = symbol.repeat(functions);
+        let section = |kind: u32, offset: usize, size: usize, link: u32| {
+            let mut bytes = [0u8; 64];
+            bytes[4..8].copy_from_slice(&kind.to_le_bytes());
+            bytes[24..32].copy_from_slice(&(offset as u64).to_le_bytes());
+            bytes[32..40].copy_from_slice(&(size as u64).to_le_bytes());
+            bytes[40..44].copy_from_slice(&link.to_le_bytes());
+            bytes
+        };
+        let mut file = header(0, 3);
+        let at = file.len() + 3 * 64;
+        file.extend(section(0, 0, 0, 0));
+        // SHT_DYNSYM and SHT_STRTAB.
+        file.extend(section(11, at + names.len(), symbols.len(), 2));
+        file.extend(section(3, at, names.len(), 0));
+        [file, names, symbols].concat()
+    }
+
+    #[test]
+    fn names_that_share_bytes_are_read_up_to_a_limit() {
+        let read = |functions: usize| {
+            let bytes = of_one_name(functions);
+            let elf = Elf::parse(&bytes[..]).unwrap();
+            let mut seen = 0;
+            let all = elf.symbols(Table::Exported, &mut |_| seen += 1);
+            (seen, all.is_ok())
+        };
+        assert_eq!(read(1_000), (1_000, true));
+        let most = MAX_NAME_BYTES / (LONGEST_NAME + 1);
+        assert_eq!(read(most + 1), (most, false));
+    }
+
+    #[test]
+    fn names_of_sections_are_read_up_to_a_limit() {
+        let read = |length: usize| {
+            let mut file = tempfile::tempfile().unwrap();
+            file.write_all(&[&vec![b'x'; length][..], b"\0"].concat()).unwrap();
+            let file = ElfFile::new(file);
+            Bounded(&file).read_bytes_at_until(0..length as u64 + 1, 0).map(<[u8]>::len)
+        };
+        assert_eq!(read(LONGEST_SECTION_NAME), Ok(LONGEST_SECTION_NAME));
+        assert_eq!(read(LONGEST_SECTION_NAME + 1), Err(()));
+    }
+
+    #[test]
+    fn a_build_identifier_is_in_one_of_the_first_notes() {
+        let identifier = |nth: u16| {
+            let mut file = header(nth, 0);
+            let note = [4u32, 2, 3].map(u32::to_le_bytes).concat();
+            let note = [&note[..], b"GNU\0", b"\xab\xcd\0\0"].concat();
+            let at = file.len() + usize::from(nth) * 56;
+            for other in 1..=nth {
+                let size = if other == nth { note.len() } else { 0 };
+                let mut segment = [0u8; 56];
+                // PT_NOTE, aligned to 4.
+                (segment[0], segment[48]) = (4, 4);
+                segment[8..16].copy_from_slice(&(at as u64).to_le_bytes());
+                segment[32..40].copy_from_slice(&(size as u64).to_le_bytes());
+                file.extend(segment);
+            }
+            file.extend(&note);
+            Elf::parse(&file[..]).unwrap().facts.build_id
+        };
+        assert_eq!(identifier(MAX_NOTES as u16).as_deref(), Some("abcd"));
+        assert_eq!(identifier(MAX_NOTES as u16 + 1), None);
     }
 
     fn own() -> File {

@@ -34,6 +34,23 @@ impl Processor {
     }
 }
 
+/// What a program asks of its caches and of the TLB, with keys for metrics.
+pub const OF_MEMORY: &[(&str, Encoding)] = &[
+    ("cycles", Encoding::Generic(Hardware::CPU_CYCLES)),
+    ("instructions", Encoding::Generic(Hardware::INSTRUCTIONS)),
+    ("cache_references", Encoding::Generic(Hardware::CACHE_REFERENCES)),
+    ("cache_misses", Encoding::Generic(Hardware::CACHE_MISSES)),
+    ("dtlb_loads", of_tlb(CacheId::DTLB, CacheOp::READ, CacheResult::ACCESS)),
+    ("dtlb_misses", of_tlb(CacheId::DTLB, CacheOp::READ, CacheResult::MISS)),
+    ("dtlb_stores", of_tlb(CacheId::DTLB, CacheOp::WRITE, CacheResult::ACCESS)),
+    ("dtlb_store_misses", of_tlb(CacheId::DTLB, CacheOp::WRITE, CacheResult::MISS)),
+    ("itlb_misses", of_tlb(CacheId::ITLB, CacheOp::READ, CacheResult::MISS)),
+];
+
+const fn of_tlb(which: CacheId, operation: CacheOp, result: CacheResult) -> Encoding {
+    Encoding::Cache(Cache { which, operation, result })
+}
+
 /// What perf_event_open(2) needs to count an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Encoding {
@@ -180,6 +197,18 @@ mod tests {
                 matches!(event, HardwareEvent::DtlbWalkActive | HardwareEvent::DtlbGuestWalkActive);
             assert_eq!(encoding(event, None).is_ok(), !is_of_walks, "{event:?}");
         }
+    }
+
+    #[test]
+    fn each_event_of_memory_has_its_own_key_and_encoding() {
+        for (nth, (key, encoding)) in OF_MEMORY.iter().enumerate() {
+            let others = || OF_MEMORY[..nth].iter();
+            assert!(others().all(|(other, same)| other != key && same != encoding), "{key}");
+        }
+        let of =
+            |name: &str| OF_MEMORY.iter().find(|(key, _)| *key == name).map(|(_, encoding)| encoding.clone());
+        assert_eq!(of("dtlb_misses"), encoding(HardwareEvent::DtlbLoadMisses, None).ok());
+        assert_ne!(of("dtlb_loads"), of("dtlb_misses"));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use allocwall_model::catalogue::advice;
 use allocwall_model::hardware::HardwareSlice;
 use allocwall_model::units::{Absence, Measured, Reason};
 use perf_event::data::Record;
-use perf_event::events::{Cache, CacheId, CacheOp, CacheResult, Software, Tracepoint};
+use perf_event::events::{Software, Tracepoint};
 use perf_event::{Builder, Clock, Counter, SampleFlag, Sampler};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -753,7 +753,7 @@ impl EventCounter {
         }
     }
 
-    /// The sum, and how many counters could not be read.
+    /// The sum, and how many counters could not be read. The counters of threads that have ended can be read too.
     pub fn total(&mut self) -> (HardwareSlice, usize) {
         let mut sum = HardwareSlice::default();
         let mut unread = 0;
@@ -771,29 +771,6 @@ impl EventCounter {
             }
         }
         (sum, unread)
-    }
-}
-
-/// Loads that missed the data TLB, of a process and of all that it starts from now on.
-pub struct TlbMisses(Counter);
-
-impl TlbMisses {
-    /// # Errors
-    /// `NotSupported` if there are no hardware counters, as in most virtual machines.
-    pub fn open(pid: i32) -> Measured<TlbMisses> {
-        Builder::new(Cache { which: CacheId::DTLB, operation: CacheOp::READ, result: CacheResult::MISS })
-            .observe_pid(pid)
-            .any_cpu()
-            .inherit(true)
-            .enabled(true)
-            .build()
-            .map(TlbMisses)
-            .map_err(|e| absence(&e))
-    }
-
-    /// The count so far; also readable after the process has ended.
-    pub fn total(&mut self) -> Measured<u64> {
-        self.0.read().map_err(|e| absence(&e))
     }
 }
 

@@ -348,14 +348,7 @@ struct Load {
 
 impl<'a> Threads<'a> {
     fn list(proc: &'a ProcFs, mut pids: Vec<i32>, random: &mut Random) -> Threads<'a> {
-        let (mut chosen, mut left_out) = (Vec::new(), None);
-        for &pid in &pids {
-            match proc.threads(pid) {
-                Ok(tids) => chosen.extend(tids.into_iter().map(|tid| (pid, tid))),
-                Err(absence) if absence.is_gone() => {}
-                Err(absence) => _ = left_out.get_or_insert(absence),
-            }
-        }
+        let (mut chosen, mut left_out) = proc.threads_of(&pids);
         random.shuffle(&mut pids);
         random.shuffle(&mut chosen);
         if chosen.len() > THREADS_LIMIT {

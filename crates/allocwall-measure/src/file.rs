@@ -6,6 +6,7 @@
 //! checksums, indices and numbers, and allocates nothing only because a length says so.
 
 use allocwall_host::file;
+use allocwall_model::devices::Devices;
 use allocwall_model::error::{Error, Result};
 use allocwall_model::placement::Placement;
 use allocwall_model::recording::*;
@@ -23,8 +24,9 @@ use std::path::{Path, PathBuf};
 
 const MAGIC: &[u8; 10] = b"allocwall\0";
 const HEADER: usize = MAGIC.len() + 2;
-/// Increased whenever `Part` or anything in it changes.
-pub const FORMAT_VERSION: u16 = 6;
+/// Increased whenever a part or anything in it changes. A new kind of part, after the others, leaves older recordings
+/// readable.
+pub const FORMAT_VERSION: u16 = 7;
 
 const FILE_LIMIT: u64 = 256 << 20;
 const PART_LIMIT: u64 = 64 << 20;
@@ -50,6 +52,8 @@ pub enum Part {
     Head(Box<Head>),
     Batch(Box<Batch>),
     Tail(Box<Tail>),
+    /// Comes before the tail.
+    Devices(Box<Devices>),
 }
 
 /// The data that is known when the window opens.
@@ -322,6 +326,7 @@ fn decode_parts(bytes: &[u8]) -> std::result::Result<Recording, String> {
     let mut budget = (bytes.len() as u64 * UNPACKED_RATIO).clamp(UNPACKED_SMALL, UNPACKED_LIMIT);
     let mut head = None;
     let mut batches: Vec<Batch> = Vec::new();
+    let mut devices = None;
     let mut tail = None;
     let mut parts = 0;
     while !rest.is_empty() {
@@ -348,12 +353,15 @@ fn decode_parts(bytes: &[u8]) -> std::result::Result<Recording, String> {
         match decode_part(body, &mut budget).map_err(|e| format!("part {parts} {e}"))? {
             Part::Head(part) if head.is_none() && parts == 1 => head = Some(*part),
             Part::Batch(part) if head.is_some() && tail.is_none() => batches.push(*part),
+            Part::Devices(part) if head.is_some() && tail.is_none() && devices.is_none() => {
+                devices = Some(*part);
+            }
             Part::Tail(part) if head.is_some() && tail.is_none() => tail = Some(*part),
             _ => return Err(format!("part {parts} is out of order")),
         }
     }
     let head = head.ok_or("it has a header but no data")?;
-    let recording = assemble(head, batches, tail)?;
+    let recording = assemble(head, batches, devices, tail)?;
     validate(&recording)?;
     Ok(recording)
 }
@@ -376,9 +384,21 @@ fn decode_part(body: &[u8], budget: &mut u64) -> std::result::Result<Part, Strin
     Ok(part)
 }
 
-fn assemble(head: Head, batches: Vec<Batch>, tail: Option<Tail>) -> std::result::Result<Recording, String> {
+fn assemble(
+    head: Head,
+    batches: Vec<Batch>,
+    devices: Option<Devices>,
+    tail: Option<Tail>,
+) -> std::result::Result<Recording, String> {
     let cut_off =
         || Absence::new(Reason::Vanished, "the recording is cut off: the allocwall that wrote it was killed");
+    let without_devices = || match tail {
+        Some(_) => {
+            let detail = "the allocwall that made this recording did not read disks and networks";
+            Absence::new(Reason::NotFound, detail).mend("make a new recording")
+        }
+        None => cut_off(),
+    };
     let mut recording = Recording {
         meta: head.meta,
         host: head.host,
@@ -403,6 +423,8 @@ fn assemble(head: Head, batches: Vec<Batch>, tail: Option<Tail>) -> std::result:
         collecting: Vec::new(),
         fault_slices: Vec::new(),
         hardware: Err(cut_off()),
+        devices: devices
+            .unwrap_or_else(|| Devices { disks: Err(without_devices()), network: Err(without_devices()) }),
     };
     for batch in batches {
         recording.frames.extend(batch.frames);
@@ -526,6 +548,12 @@ fn validate(r: &Recording) -> std::result::Result<(), String> {
         few(counted.clone().all(|c| c.slices.len() <= HARDWARE_SLICES_LIMIT), "slices of hardware events")?;
         let ran = |slice: &HardwareSlice| slice.running_ns <= slice.enabled_ns;
         ok(counted.flat_map(|c| &c.slices).all(ran), "hardware events")?;
+    }
+    if let Ok(disks) = &r.devices.disks {
+        ok(disks.over_ns <= DAY_NS && disks.is_sound(), "disks")?;
+    }
+    if let Ok(network) = &r.devices.network {
+        ok(network.over_ns <= DAY_NS && network.is_sound(), "network")?;
     }
     ok(r.counts.iter().all(|c| c.over_ns <= DAY_NS), "counts")
 }

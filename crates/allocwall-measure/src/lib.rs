@@ -6,6 +6,7 @@ mod accounts;
 pub mod calibrate;
 mod collect;
 mod counts;
+mod devices;
 pub mod file;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;

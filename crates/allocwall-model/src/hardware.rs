@@ -109,6 +109,15 @@ impl HardwareSlice {
         }
     }
 
+    /// The count in all of the CPU time. Where the event was counted in a part of it, the rest is estimated from that part.
+    pub fn whole(self) -> Measured<f64> {
+        if self.running_ns == 0 {
+            let why = "other events had all hardware counters, or nothing ran";
+            return Err(Absence::new(Reason::TooLittle, why));
+        }
+        Ok(self.count as f64 * (self.enabled_ns as f64 / self.running_ns as f64))
+    }
+
     /// Events per ns of CPU time. None if nothing was counted.
     fn rate(self) -> Option<f64> {
         (self.enabled_ns > 0 && self.running_ns > 0).then(|| self.count as f64 / self.running_ns as f64)
@@ -233,6 +242,16 @@ mod tests {
             assert_eq!(HardwareEvent::try_from(event.name().to_owned()), Ok(event));
         }
         assert!(HardwareEvent::try_from("branches".to_owned()).is_err());
+    }
+
+    #[test]
+    fn a_count_is_exact_if_it_ran_throughout_and_scaled_if_not() {
+        let whole = |count, running_ns| HardwareSlice { count, enabled_ns: 300, running_ns }.whole();
+        assert_eq!(whole(7, 300), Ok(7.0));
+        assert_eq!(whole(7, 100), Ok(21.0));
+        // An event that did not occur is no missing count.
+        assert_eq!(whole(0, 1), Ok(0.0));
+        assert_eq!(whole(0, 0).unwrap_err().reason, Reason::TooLittle);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod catalogue;
+pub mod devices;
 pub mod error;
 pub mod hardware;
 pub mod machine;

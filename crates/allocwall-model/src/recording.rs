@@ -5,6 +5,7 @@
 pub use crate::catalogue::modules::{AllocatorKind, ModuleRole};
 pub use crate::catalogue::owners::Owner;
 pub use crate::catalogue::probes::ProbeName;
+use crate::devices::Devices;
 pub use crate::hardware::{HardwareCount, HardwareCounts, HardwareEvent, HardwareSlice, HardwareSlices};
 pub use crate::machine::{CgroupTick, HostFacts, HostTick, Smaps};
 use crate::placement::Placement;
@@ -49,6 +50,8 @@ pub struct Recording {
     pub fault_slices: Vec<FaultSlice>,
     /// What the processor counted for the target.
     pub hardware: Measured<HardwareCounts>,
+    /// What the disks and the network did.
+    pub devices: Devices,
 }
 
 impl Recording {
@@ -106,6 +109,8 @@ pub enum Ended {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Process {
     pub pid: i32,
+    /// Its number in its own PID namespace, if that is another one than allocwall's.
+    pub pid_inside: Option<i32>,
     pub ppid: i32,
     pub comm: String,
     pub exe: Measured<String>,
@@ -122,6 +127,9 @@ pub struct Process {
     pub secure_exec: Measured<bool>,
     /// It had ended when the window closed, or allocwall ended it then. Another process may have its number later.
     pub ended: bool,
+    /// Time since its start, as the window opened, or as it joined the target. That of a fork is its parent's until it executes a
+    /// program.
+    pub age_ns: Measured<u64>,
 }
 
 /// Whether a process was started with something that has this name: in its settings ([`Process::environment`]), or in a word

@@ -37,6 +37,7 @@ fn fill(class: CostClass) -> (u8, u8, u8) {
         CostClass::PageRelease => (200, 180, 90),
         CostClass::AddressSpaceLock => (214, 80, 90),
         CostClass::Reclaim => (204, 140, 180),
+        CostClass::KernelSlab => (175, 145, 225),
         CostClass::ForkExit => (225, 165, 200),
         CostClass::FileSystem => (180, 195, 205),
         CostClass::Sockets => (165, 180, 215),
@@ -103,7 +104,7 @@ fn marked_class(c: char) -> Option<CostClass> {
 /// C0 control characters, without tab, line feed and other blanks, which inferno trims.
 const MARKS: [char; CostClass::ALL.len()] = [
     '\u{1}', '\u{2}', '\u{3}', '\u{4}', '\u{5}', '\u{6}', '\u{7}', '\u{8}', '\u{e}', '\u{f}', '\u{10}',
-    '\u{11}', '\u{12}', '\u{13}', '\u{14}', '\u{15}', '\u{16}', '\u{17}', '\u{18}', '\u{19}',
+    '\u{11}', '\u{12}', '\u{13}', '\u{14}', '\u{15}', '\u{16}', '\u{17}', '\u{18}', '\u{19}', '\u{1a}',
 ];
 
 type Votes = BTreeMap<CostClass, u64>;

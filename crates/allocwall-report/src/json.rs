@@ -1,6 +1,7 @@
 //! The JSON document, version 1. docs/json.md describes every field; a test compares the two.
 
 use super::counters;
+use super::devices;
 use super::escape;
 use super::memory_text::bill_value as resident_bill;
 use allocwall_diagnose::bill::{Basis, Bill, CpuLine, Site, WaitLine};
@@ -50,6 +51,8 @@ pub fn value(rec: &Recording, bill: &Bill, verdict: &Verdict) -> Value {
         "bill": bill_value(bill),
         "runtimes": list(&rec.accounts, account),
         "hardware": measured(&rec.hardware, |counts| counters::value(counts, rec, bill)),
+        "disks": measured(&rec.devices.disks, devices::disks),
+        "network": measured(&rec.devices.network, devices::network),
         "resident": measured(&rec.resident, |memory| json!({
             "bills": list(&memory.bills, resident_bill),
             "others": memory.others,
@@ -427,6 +430,7 @@ mod tests {
         let mut cases = sketches::all();
         cases[0].rec.accounts = vec![runtime()];
         cases[0].rec.hardware = Ok(counters::tests::counts());
+        cases[0].rec.devices = devices::tests::devices();
         cases[0].rec.resident =
             Ok(TargetMemory { bills: vec![memory_text::tests::bill()], others: 0, unread: None });
         for case in cases {

@@ -5,11 +5,13 @@
 
 pub mod collapsed;
 mod counters;
+mod devices;
 pub mod escape;
 pub mod flamegraph;
 pub mod json;
 pub mod layout;
 pub mod memory_text;
+pub mod series;
 pub mod text;
 pub mod trial_csv;
 pub mod trial_json;

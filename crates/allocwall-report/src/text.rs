@@ -855,7 +855,13 @@ fn nameless_code(rec: &Recording, bill: &Bill) -> Option<Absence> {
         }
         _ => "start node with --perf-basic-prof".to_string(),
     };
-    let detail = format!("/tmp/perf-{}.map does not exist", process.pid);
+    // The file has its number in its own PID namespace and lies below its own root directory.
+    let pid = process.pid;
+    let name = format!("/tmp/perf-{}.map", process.pid_inside.unwrap_or(pid));
+    let detail = match ended {
+        true => format!("process {pid} wrote no {name}"),
+        false => format!("/proc/{pid}/root{name} does not exist"),
+    };
     Some(Absence::new(Reason::NotFound, detail).mend(mend))
 }
 
@@ -1505,8 +1511,9 @@ mod tests {
 
     #[test]
     fn generated_code_without_names_says_how_to_get_names() {
-        let shown = |runtime, role, share, ended| {
+        let shown_inside = |pid_inside, runtime, role, share, ended| {
             let mut case = sketches::nothing_found();
+            case.rec.processes[0].pid_inside = pid_inside;
             case.rec.processes[0].runtime = Ok(runtime);
             case.rec.processes[0].ended = ended;
             let path = "[generated code]".to_string();
@@ -1529,6 +1536,7 @@ mod tests {
             }];
             on_one_line(&printed(&case, 100))
         };
+        let shown = |runtime, role, share, ended| shown_inside(None, runtime, role, share, ended);
         let page = |runtime, role, share| shown(runtime, role, share, false);
         let jvm = || Runtime::Jvm { version: None };
         assert!(page(jvm(), ModuleRole::Jit, 0.5).contains("jcmd 4242 Compiler.perfmap"));
@@ -1537,6 +1545,14 @@ mod tests {
         assert!(!page(jvm(), ModuleRole::Jit, 0.05).contains("perfmap"));
         assert!(!page(jvm(), ModuleRole::Libc, 0.5).contains("perfmap"));
         assert!(!page(Runtime::Native, ModuleRole::Jit, 0.5).contains("perf-"));
+        // The path is that of its own file system and PID namespace.
+        let alive = page(jvm(), ModuleRole::Jit, 0.5);
+        assert!(alive.contains("/proc/4242/root/tmp/perf-4242.map does not exist"), "{alive}");
+        let ended = shown(jvm(), ModuleRole::Jit, 0.5, true);
+        assert!(ended.contains("process 4242 wrote no /tmp/perf-4242.map"), "{ended}");
+        let contained = shown_inside(Some(7), jvm(), ModuleRole::Jit, 0.5, false);
+        assert!(contained.contains("/proc/4242/root/tmp/perf-7.map does not exist"), "{contained}");
+        assert!(contained.contains("jcmd 4242 Compiler.perfmap"), "{contained}");
     }
 
     #[test]

@@ -5,6 +5,7 @@ use allocwall_diagnose::{self as diagnose, bill};
 use allocwall_measure::file::{self, Batch, Head, Part, Tail, Writer};
 use allocwall_measure::reading::Readers;
 use allocwall_measure::record::{self, Request, Target};
+use allocwall_model::devices::{Devices, DiskUse, Disks, Interfaces, MOST_DISKS, Network, TcpEvents};
 use allocwall_model::placement::{NodeCpus, NodePages, Placed, Placement};
 use allocwall_model::recording::*;
 use allocwall_model::resident::Amount;
@@ -97,7 +98,7 @@ fn real() -> &'static Recording {
     })
 }
 
-fn parts(r: Recording) -> [Part; 3] {
+fn parts(r: Recording) -> [Part; 4] {
     let head = Head {
         meta: r.meta.clone(),
         host: r.host,
@@ -128,7 +129,12 @@ fn parts(r: Recording) -> [Part; 3] {
     };
     let batch =
         Batch { samples: r.samples, waits: r.waits, ticks: r.ticks, python: r.python, ..Batch::default() };
-    [Part::Head(Box::new(head)), Part::Batch(Box::new(batch)), Part::Tail(Box::new(tail))]
+    [
+        Part::Head(Box::new(head)),
+        Part::Batch(Box::new(batch)),
+        Part::Devices(Box::new(r.devices)),
+        Part::Tail(Box::new(tail)),
+    ]
 }
 
 fn chunk(plain: &[u8]) -> Vec<u8> {
@@ -433,6 +439,35 @@ fn the_largest_numbers_that_pass_are_harmless() {
             processes: vec![Placed { pid: r.processes[0].pid, nodes: vec![pages, pages] }],
             unread: None,
         });
+        // The largest increase that a window can have.
+        const MOST: u64 = (1 << 56) - 1;
+        let disk = DiskUse {
+            name: "d".repeat(9_000),
+            requests: 1,
+            request_ms: MOST,
+            sectors: MOST,
+            busy_ms: MOST,
+            stuck: MOST,
+        };
+        let events = TcpEvents { timeouts: MOST, listen_overflows: MOST, listen_drops: MOST };
+        let interfaces =
+            Interfaces { packets: MOST, errors: MOST, dropped: MOST, worst: Some("e".repeat(9_000)) };
+        r.devices = Devices {
+            disks: Ok(Disks {
+                over_ns: period,
+                busiest: vec![disk; MOST_DISKS],
+                others: u32::MAX,
+                others_busy_ms: MOST,
+            }),
+            network: Ok(Network {
+                pid: i32::MAX,
+                over_ns: DAY,
+                sent: MOST,
+                retransmitted: MOST,
+                events: Ok(events),
+                interfaces: Ok(interfaces),
+            }),
+        };
         if let Ok(memory) = &mut r.resident {
             memory.others = LARGEST;
             for row in memory.bills.iter_mut().flat_map(|bill| &mut bill.rows) {

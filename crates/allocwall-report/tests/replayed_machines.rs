@@ -2,8 +2,8 @@
 //! perf events cannot be replayed: samples come from a generator in place of the kernel's clocks, or are absent with
 //! a reason.
 
-use allocwall_diagnose::Verdict;
 use allocwall_diagnose::bill::{self, Bill};
+use allocwall_diagnose::{Status, Verdict};
 use allocwall_host::clock;
 use allocwall_host::facts::Machine;
 use allocwall_host::perf::{Clocks, Event, Periods, REGISTERS, RawSample, Registers};
@@ -208,7 +208,12 @@ fn agrees(server: &Server) -> Judged {
     let covered = (bill.sampled_cpu_s + bill.switching_cpu_s) / bill.cpu_s;
     assert!((0.98..=1.02).contains(&covered), "{covered}");
     assert!(!judged.text.contains("used no CPU"), "{}", judged.text);
-    assert!(!judged.verdict.findings.is_empty());
+    let devices = &judged.recording.devices;
+    assert!(devices.disks.is_ok() && devices.network.is_ok(), "{devices:?}");
+    for wall in [Wall::Disk, Wall::Network] {
+        let found = judged.verdict.findings.iter().find(|f| f.wall == wall).expect("one a wall");
+        assert_eq!(found.status, Status::RuledOut, "{found:?}");
+    }
     let online = server.cpu_numbers();
     assert!(judged.recording.samples.iter().all(|s| online.contains(&u32::from(s.cpu))));
     judged

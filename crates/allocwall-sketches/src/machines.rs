@@ -161,6 +161,11 @@ impl Tree {
         self.write("proc/sys/kernel/kptr_restrict", "1\n");
         self.write("proc/sys/kernel/yama/ptrace_scope", "1\n");
         self.write("proc/kallsyms", "0000000000000000 T _text\n");
+        self.write(
+            "proc/diskstats",
+            "   8       0 sda 1213097 63583 114504258 2455355 233992 298105 152344640 262172 0 172364 2757443 339056 19 28995872 36929 47442 2984\n   \
+             8       1 sda1 1213000 63583 114504000 2455000 233992 298105 152344640 262172 0 172300 2757000 0 0 0 0 0 0\n",
+        );
         self.write("proc/cpuinfo", "processor\t: 0\nmodel name\t: Some Server CPU\n");
         let gib = 4 * s.cpu_numbers().len();
         self.write(
@@ -285,6 +290,9 @@ impl Tree {
             format!("55d000200000 default heap anon=75 dirty=75 N{}=75 kernelpagesize_kB=4\n", s.pages_on),
         );
         self.write(&format!("{proc}/auxv"), auxv());
+        if pid == TARGET {
+            self.network(&format!("{proc}/net"));
+        }
         self.link(&format!("{proc}/exe"), "/usr/bin/api");
         self.write(&format!("{proc}/cgroup"), self.membership());
         for kind in ["pid", "mnt", "user", "cgroup"] {
@@ -308,6 +316,22 @@ impl Tree {
                 self.write(&format!("{task}/children"), children);
             }
         }
+    }
+
+    /// Of the namespace that all processes share.
+    fn network(&self, folder: &str) {
+        self.write(
+            &format!("{folder}/snmp"),
+            "Ip: Forwarding DefaultTTL\nIp: 2 64\nTcp: MaxConn InSegs OutSegs RetransSegs\nTcp: -1 11514035 11500608 55\n",
+        );
+        self.write(
+            &format!("{folder}/netstat"),
+            "TcpExt: ListenOverflows ListenDrops TCPTimeouts\nTcpExt: 0 0 59\n",
+        );
+        self.write(
+            &format!("{folder}/dev"),
+            "Inter-|   Receive |  Transmit\n face |bytes packets errs drop|bytes packets errs drop\n  eth0: 7579360 28864 0 0 1697633 15476 0 0\n",
+        );
     }
 
     fn membership(&self) -> String {

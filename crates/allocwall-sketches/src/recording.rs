@@ -1,5 +1,6 @@
 //! Small recordings for tests: a window, modules by role, stacks from names.
 
+use allocwall_model::devices::Devices;
 use allocwall_model::recording::*;
 use allocwall_model::units::{Absence, Interval, Reason};
 
@@ -55,6 +56,7 @@ pub fn empty() -> Recording {
         cgroup: None,
         processes: vec![Process {
             pid: PID,
+            pid_inside: None,
             ppid: 1,
             comm: "service".into(),
             exe: Ok("/usr/bin/service".into()),
@@ -66,6 +68,7 @@ pub fn empty() -> Recording {
             thp_disabled: Ok(false),
             secure_exec: Ok(false),
             ended: false,
+            age_ns: Err(unknown()),
         }],
         probes: vec![],
         prices: Err(unknown()),
@@ -86,6 +89,7 @@ pub fn empty() -> Recording {
         collecting: vec![],
         fault_slices: vec![],
         hardware: Err(unknown()),
+        devices: Devices { disks: Err(unknown()), network: Err(unknown()) },
     }
 }
 

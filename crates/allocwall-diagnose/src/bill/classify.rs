@@ -3,7 +3,9 @@
 use super::increase;
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
 use allocwall_model::catalogue::prices::FAULT_RETURN;
-use allocwall_model::catalogue::symbols::{self, KernelLine, KernelRole, ProcessStep, Scope, UserRole};
+use allocwall_model::catalogue::symbols::{
+    self, KernelLine, KernelObject, KernelRole, ProcessStep, Scope, UserRole,
+};
 use allocwall_model::catalogue::syscalls::{self, CallWait, KernelWait, UserWait};
 use allocwall_model::recording::{
     CpuSample, Frame, Module, ModuleRole, Owner, Recording, Runtime, ThreadTimes, WaitSample, gained,
@@ -456,6 +458,14 @@ impl<'a> Classifier<'a> {
     /// What the kernel does with an address space, if the sample is in the start or the end of a process.
     pub(super) fn process_step(&self, sample: &CpuSample) -> Option<ProcessStep> {
         self.steps.get(&sample.kernel?).copied()
+    }
+
+    /// What the kernel's own allocator works for, if the sample is on its line.
+    pub(super) fn kernel_object(&self, sample: &CpuSample) -> Option<KernelObject> {
+        let frames = self.frames(sample.kernel).iter();
+        symbols::kernel_object(
+            frames.map(|f| (self.kernel_role(*f), self.kernel_name(Some(f)).unwrap_or_default())),
+        )
     }
 
     /// Whether the sample is in the copying of a page that a fork shares.

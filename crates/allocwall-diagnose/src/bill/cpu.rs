@@ -344,6 +344,9 @@ fn method(class: CostClass, recording: &Recording) -> &'static str {
         }
         CostClass::AddressSpaceLock => "CPU samples: semaphore functions below map calls and faults",
         CostClass::Reclaim => "CPU samples: kernel in reclaim, compaction, huge-page collapse",
+        CostClass::KernelSlab => {
+            "CPU samples: kernel in its own allocator of small objects, except for faults, map calls, reclaim, fork and exit"
+        }
         CostClass::ForkExit => "CPU samples: kernel stack in fork, clone, exec, exit or wait",
         CostClass::FileSystem => "CPU samples: kernel stack in file system or block code",
         CostClass::Sockets => "CPU samples: kernel stack in network, pipe or splice code",

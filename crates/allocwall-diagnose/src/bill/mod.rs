@@ -4,6 +4,7 @@ mod classify;
 mod cpu;
 mod owners;
 mod sites;
+mod slab;
 mod starts;
 mod waits;
 
@@ -17,6 +18,7 @@ pub use classify::{Classifier, is_allocator_code};
 pub use cpu::{Sampled, map_calls_by_malloc, stripped_runtime};
 pub use owners::{Basis, Faulted, LEAST_KNOWN, OwnerShare, of_files};
 pub use sites::{GENERATED_CODE, NO_CALLERS, NO_SYMBOL, NO_USER_STACK, PythonStacks, REPRESENTATIVE};
+pub use slab::SlabUse;
 pub use starts::Starts;
 pub use waits::may_have_gil;
 

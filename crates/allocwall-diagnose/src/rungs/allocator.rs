@@ -1,4 +1,4 @@
-//! Rungs 9 and 10: call rate, large allocations, allocator code and allocator contention. All of them use CPU time
+//! Rungs 10 and 11: call rate, large allocations, allocator code and allocator contention. All of them use CPU time
 //! within allocators. Which wall it is depends on whether the bytes of the blocks cost the time or the calls do, on
 //! whether the thread cache serves the calls, and on whether threads wait for one another.
 

@@ -1,4 +1,4 @@
-//! Rungs 4 to 6: costs in the kernel that the allocator causes.
+//! Rungs 4 to 6, and 9: costs in the kernel that the program's memory, or its sockets and files, cause.
 
 use super::cases::{
     cpu_case, in_unnamed_kernel, lock_case, lock_times, may_count, perf_show_kernel, share_case,
@@ -273,4 +273,12 @@ pub fn address_space_lock(ctx: &Context) -> Vec<Judged> {
         spin.rate.point,
         blocked.point / ctx.window_s
     ))]
+}
+
+pub fn kernel_slab(ctx: &Context) -> Vec<Judged> {
+    let show = perf_show_kernel(ctx, "kmem_cache|kfree");
+    let phrase = "goes to the kernel's own allocator, for sockets, files and other objects of the kernel";
+    let judged = cpu_case(ctx, Wall::KernelSlab, phrase, show);
+    let fired = judged.is(Status::Wall) || judged.is(Status::Contributor);
+    vec![judged.evidence_if(if fired { ctx.slab().text() } else { None })]
 }

@@ -4,6 +4,7 @@
 mod allocator;
 mod cases;
 mod collector;
+mod devices;
 mod interference;
 mod kernel;
 mod numa;
@@ -12,6 +13,7 @@ mod tlb;
 mod waiting;
 
 pub use allocator::{UNCOUNTED, rate_of_calls};
+pub use devices::busiest_disk;
 pub use interference::named;
 
 use super::context::Context;
@@ -22,7 +24,7 @@ use allocwall_model::catalogue::walls::Wall;
 /// A rung returns one finding for each wall that it judges.
 type Rung = fn(&Context) -> Vec<Judged>;
 
-const LADDER: [Rung; 11] = [
+const LADDER: [Rung; 12] = [
     interference::rung,
     waiting::rung,
     collector::rung,
@@ -31,6 +33,7 @@ const LADDER: [Rung; 11] = [
     kernel::address_space_lock,
     tlb::tlb,
     numa::numa,
+    kernel::kernel_slab,
     allocator::calls_or_bytes,
     allocator::code_and_contention,
     retention::rung,

@@ -1,4 +1,4 @@
-//! Rung 11: resident memory far above live memory. It costs memory, not time, so it is judged on resident memory: on the
+//! Rung 12: resident memory far above live memory. It costs memory, not time, so it is judged on resident memory: on the
 //! bill by owner, or, where there is none, on the main heap.
 
 use crate::context::{Context, bytes};
@@ -13,14 +13,14 @@ use allocwall_model::units::{Absence, Interval, Reason};
 /// What a judgement says of the memory that it counts.
 const FREE: &str = "is free, but not returned to the system";
 
+const WALL: Wall = Wall::Retention;
+
 pub fn rung(ctx: &Context) -> Vec<Judged> {
-    const WALL: Wall = Wall::Retention;
     const SIZES: &str = "grep -E 'Rss|Anon|LazyFree'";
     let show = ctx.show(
         |pid| format!("{SIZES} /proc/{pid}/smaps_rollup"),
         format!("CMD & {SIZES} /proc/$!/smaps_rollup"),
     );
-    let smaps = ctx.last_smaps();
     let resident = resident(ctx);
     let by_owner = ctx.recording.resident.as_ref().ok().map(|memory| (memory, ByOwner::of(ctx, memory)));
     let by_owner = by_owner.filter(|(_, sums)| sums.resident > 0.0);
@@ -29,76 +29,79 @@ pub fn rung(ctx: &Context) -> Vec<Judged> {
             .mend("use a longer window: -d 30");
         return vec![Judged::not_measured(WALL, Whole::Resident, absence, show)];
     }
-    let outside = [
-        Some(format!(
-            "{} resident, {} since the start of the window",
-            bytes(resident),
-            signed(ctx.bill.rates.resident_growth)
-        )),
-        smaps.filter(|s| s.lazy_free > 0).map(|s| {
-            format!(
-                "{} of it freed, but not yet reclaimed by the kernel (LazyFree)",
-                bytes(s.lazy_free as f64)
-            )
-        }),
-        ctx.last_tick()
-            .and_then(|t| t.vm_data)
-            .map(|data| format!("{} of private data mapped (VmData)", bytes(data as f64))),
-    ];
-    let lazy = smaps.map_or(0.0, |s| s.lazy_free as f64);
-    let judged = match (by_owner, &ctx.recording.heap, floor()) {
-        (Some((memory, sums)), ..) => {
+    let judged = match (by_owner, &ctx.recording.heap) {
+        (Some((memory, sums)), _) => {
             let heap = unbilled_heap(ctx, memory).map(|heap| {
                 let [live, held] = [heap.live_bytes.point, heap.resident_bytes as f64].map(bytes);
                 format!("of a process without a bill: {}: {live} live of {held} resident", heap.method)
             });
             sums.judge(memory, &show).evidence_if(heap)
         }
-        (None, Ok(heap), _) => {
-            let held = heap.resident_bytes as f64;
-            let kept = kept(heap, lazy);
-            // Thread arenas and mapped blocks were not inspected: all of that may be free.
-            let unwalked = (anonymous(ctx, resident) - held).max(0.0);
-            let at_most = Interval { high: kept.high + unwalked, ..kept };
-            let case = |kept| case(kept, resident, FREE, show.clone());
-            case(kept).unless_hidden(case(at_most), || beyond_the_heap(unwalked)).evidence(format!(
-                "{}: {} live, {} free, {} resident of {} mapped; {} of anonymous memory outside the heap",
-                heap.method,
-                bytes(heap.live_bytes.point),
-                bytes(heap.free_bytes.point),
-                bytes(held),
-                bytes(heap.mapped_bytes as f64),
-                bytes(unwalked)
-            ))
-        }
-        // True even if no byte of it is live.
-        (None, Err(_), floor) if resident < floor => Judged::ruled_out(
-            WALL,
-            Whole::Resident,
-            format!("only {} resident in total", bytes(resident)),
-            show,
-        )
-        .share(Interval::new(lazy / resident, lazy / resident, 1.0)),
-        (None, Err(absence), _) => {
-            let known = case(
-                Interval::new(lazy, lazy, resident),
-                resident,
-                "or more is freed, but not yet reclaimed by the kernel",
-                show.clone(),
-            );
-            if known.is(Status::Wall) {
-                known.estimate("a lower bound: only LazyFree pages are counted")
-            } else {
-                // Why there is no bill says more than what the main heap lacks.
-                let absence = match &ctx.recording.resident {
-                    Err(why) if why.reason != Reason::NotApplicable => why,
-                    _ => absence,
-                };
-                Judged::not_measured(WALL, Whole::Resident, absence.clone().mend_if_none([OWN_FIGURES]), show)
-            }
-        }
+        (None, Ok(heap)) => by_main_heap(ctx, heap, resident, &show),
+        (None, Err(absence)) => by_size(ctx, absence, resident, show),
     };
-    vec![outside.into_iter().fold(judged, Judged::evidence_if)]
+    vec![sizes(ctx, resident).into_iter().fold(judged, Judged::evidence_if)]
+}
+
+/// What the kernel counts, whoever holds the memory.
+fn sizes(ctx: &Context, resident: f64) -> [Option<String>; 3] {
+    let growth = signed(ctx.bill.rates.resident_growth);
+    let lazy = lazily_freed(ctx);
+    let data = ctx.last_tick().and_then(|tick| tick.vm_data);
+    [
+        Some(format!("{} resident, {growth} since the start of the window", bytes(resident))),
+        (lazy > 0.0)
+            .then(|| format!("{} of it freed, but not yet reclaimed by the kernel (LazyFree)", bytes(lazy))),
+        data.map(|data| format!("{} of private data mapped (VmData)", bytes(data as f64))),
+    ]
+}
+
+fn lazily_freed(ctx: &Context) -> f64 {
+    ctx.last_smaps().map_or(0.0, |smaps| smaps.lazy_free as f64)
+}
+
+fn by_main_heap(ctx: &Context, heap: &HeapView, resident: f64, show: &ShellLine) -> Judged {
+    let held = heap.resident_bytes as f64;
+    let kept = kept(heap, lazily_freed(ctx));
+    // Thread arenas and mapped blocks were not inspected: all of that may be free.
+    let unwalked = (anonymous(ctx, resident) - held).max(0.0);
+    let at_most = Interval { high: kept.high + unwalked, ..kept };
+    let case = |kept| case(kept, resident, FREE, show.clone());
+    case(kept).unless_hidden(case(at_most), || beyond_the_heap(unwalked)).evidence(format!(
+        "{}: {} live, {} free, {} resident of {} mapped; {} of anonymous memory outside the heap",
+        heap.method,
+        bytes(heap.live_bytes.point),
+        bytes(heap.free_bytes.point),
+        bytes(held),
+        bytes(heap.mapped_bytes as f64),
+        bytes(unwalked)
+    ))
+}
+
+/// No heap was read, because of `absence`.
+fn by_size(ctx: &Context, absence: &Absence, resident: f64, show: ShellLine) -> Judged {
+    let lazy = lazily_freed(ctx);
+    // True even if no byte of it is live.
+    if resident < floor() {
+        let because = format!("only {} resident in total", bytes(resident));
+        let share = Interval::new(lazy / resident, lazy / resident, 1.0);
+        return Judged::ruled_out(WALL, Whole::Resident, because, show).share(share);
+    }
+    let known = case(
+        Interval::new(lazy, lazy, resident),
+        resident,
+        "or more is freed, but not yet reclaimed by the kernel",
+        show.clone(),
+    );
+    if known.is(Status::Wall) {
+        return known.estimate("a lower bound: only LazyFree pages are counted");
+    }
+    // Why there is no bill says more than what the main heap lacks.
+    let absence = match &ctx.recording.resident {
+        Err(why) if why.reason != Reason::NotApplicable => why,
+        _ => absence,
+    };
+    Judged::not_measured(WALL, Whole::Resident, absence.clone().mend_if_none([OWN_FIGURES]), show)
 }
 
 /// Resident memory by owner, in bytes, over the processes that were read.
@@ -296,7 +299,7 @@ fn beyond_the_heap(unwalked: f64) -> Absence {
 fn case(kept: Interval, resident: f64, phrase: &str, show: ShellLine) -> Judged {
     let share = kept.scaled(1.0 / resident);
     Case {
-        wall: Wall::Retention,
+        wall: WALL,
         share: Interval::new(share.low.min(1.0), share.point.min(1.0), share.high.min(1.0)),
         of: Whole::Resident,
         amount: kept,
@@ -308,7 +311,7 @@ fn case(kept: Interval, resident: f64, phrase: &str, show: ShellLine) -> Judged 
 }
 
 fn floor() -> f64 {
-    match thresholds::of(Wall::Retention).floor {
+    match thresholds::of(WALL).floor {
         Floor::Bytes(b) => b,
         Floor::PerSecond(_) | Floor::None => 0.0,
     }

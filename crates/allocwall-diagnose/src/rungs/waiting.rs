@@ -1,6 +1,7 @@
-//! Rung 2: waiting, application locks, and Python's interpreter lock. If the target waits, saving CPU time does not make it faster.
+//! Rung 2: waiting, for disks and the network too, application locks, and Python's interpreter lock. If the target waits, saving CPU time does not make it faster.
 
 use super::cases::{futex_show, in_unknown_futexes};
+use super::devices;
 use crate::bill::may_have_gil;
 use crate::context::{Context, ended_unread};
 use crate::judge::{Case, Judged};
@@ -12,7 +13,7 @@ use allocwall_model::recording::ProbeName;
 use allocwall_model::units::{Absence, Interval, Reason};
 
 pub fn rung(ctx: &Context) -> Vec<Judged> {
-    vec![waiting(ctx), application_lock(ctx), gil(ctx)]
+    vec![waiting(ctx), devices::disk(ctx), devices::network(ctx), application_lock(ctx), gil(ctx)]
 }
 
 fn waiting(ctx: &Context) -> Judged {

@@ -54,7 +54,7 @@ impl Calls {
     }
 
     /// The target of the call before a return address. None if there is no direct call, or one to an import that is not
-    /// wanted.
+    /// wanted. A call through a register, or through a pointer that the program set, is not direct.
     pub fn before(&self, return_address: u64) -> Option<Target<'_>> {
         const CALL: usize = 6;
         let code = self.code(return_address.checked_sub(CALL as u64)?, CALL)?;
@@ -251,8 +251,11 @@ mod tests {
         let with_entry = |length: usize| [direct(0), entry[..length].to_vec()].concat();
         assert_eq!(target(with_entry(entry.len())).as_deref(), Some("calloc"));
         assert_eq!(target(with_entry(entry.len() - 1)).as_deref(), Some("1006"));
-        // A jump is no call.
+        // A jump is no call, and the code does not show what is called through a register (%rax, %rbx, a table's entry).
         assert_eq!(target(vec![0x90, 0xe9, 0, 0, 0, 0]), None);
+        for indirect in [[0x90u8, 0xff, 0xd0], [0x90, 0xff, 0xd3], [0xff, 0x50, 0x10]] {
+            assert_eq!(target([&[0x90u8; 3][..], &indirect].concat()), None, "{indirect:x?}");
+        }
         let calls = calls(&direct(0));
         for address in [0, 5, 0x1000, 0x1005, 0x1100, 0x5000, u64::MAX] {
             assert_eq!(calls.before(address), None, "{address:x}");

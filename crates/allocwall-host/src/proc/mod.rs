@@ -1,14 +1,17 @@
 //! Reads /proc, live or a copy of it. Each reader is one open, read and close. Totals of a process are read
 //! without walking its threads.
 
+mod devices;
 pub(crate) mod parse;
 
+pub use devices::{DiskCounters, InterfaceCounters};
 pub use parse::{
     CgroupLine, HugePages, MemInfo, ProcessStat, SchedStat, Status, SyscallState, is_arena_hook, pair,
 };
 
 use crate::file::{self, unparsable};
 use crate::maps::{self, Kept, Mapping};
+use allocwall_model::devices::TcpEvents;
 use allocwall_model::error::{Error, Result};
 use allocwall_model::machine::{HostTick, Smaps};
 use allocwall_model::units::{Absence, Measured, Reason};
@@ -31,6 +34,16 @@ pub fn refuse_thread(pid: i32, status: &Status) -> Result<()> {
         return Ok(());
     }
     Err(Error::Refused(format!("{pid} is a thread of process {}; give -p {0}", status.tgid)))
+}
+
+/// The counters of a network namespace, since it was made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NetworkCounters {
+    /// TCP segments, without those that were sent again.
+    pub sent: u64,
+    pub retransmitted: u64,
+    pub events: Measured<TcpEvents>,
+    pub interfaces: Measured<Vec<InterfaceCounters>>,
 }
 
 #[derive(Clone, Debug)]
@@ -198,6 +211,19 @@ impl ProcFs {
     pub fn threads(&self, pid: i32) -> Measured<Vec<i32>> {
         let path = self.root.join(format!("{pid}/task"));
         self.numbers_in(&path).map_err(|absence| self.settled(pid, absence))
+    }
+
+    /// The threads of these processes, with their pids, and why those of some are not known. A process that has ended has none.
+    pub fn threads_of(&self, pids: &[i32]) -> (Vec<(i32, i32)>, Option<Absence>) {
+        let (mut all, mut unlisted) = (Vec::new(), None);
+        for &pid in pids {
+            match self.threads(pid) {
+                Ok(tids) => all.extend(tids.into_iter().map(|tid| (pid, tid))),
+                Err(absence) if absence.is_gone() => {}
+                Err(absence) => _ = unlisted.get_or_insert(absence),
+            }
+        }
+        (all, unlisted)
     }
 
     /// Every process visible here.
@@ -427,6 +453,33 @@ impl ProcFs {
         })
     }
 
+    /// The disks of the machine. Empty if the file lists none.
+    pub fn disks(&self) -> Measured<Vec<DiskCounters>> {
+        let path = self.root.join("diskstats");
+        file::read(&path, |bytes| devices::disks(bytes).ok_or_else(|| unparsable(&path.display(), bytes)))
+    }
+
+    /// A number of the process's network namespace. Everybody may read it, unlike `ns/net`: each namespace has its own files,
+    /// with their own inodes (proc_register, fs/proc/generic.c).
+    pub fn network_namespace(&self, pid: i32) -> Measured<u64> {
+        use std::os::unix::fs::MetadataExt;
+        let path = self.root.join(format!("{pid}/net/snmp"));
+        let meta =
+            std::fs::metadata(&path).map_err(|error| self.settled(pid, file::absence_of(&path, &error)))?;
+        Ok(meta.ino())
+    }
+
+    /// Of the process's network namespace.
+    pub fn network(&self, pid: i32) -> Measured<NetworkCounters> {
+        let (sent, retransmitted) = self.process(pid, "net/snmp", devices::tcp_segments)?;
+        Ok(NetworkCounters {
+            sent,
+            retransmitted,
+            events: self.process(pid, "net/netstat", devices::tcp_events),
+            interfaces: self.process(pid, "net/dev", devices::interfaces),
+        })
+    }
+
     pub fn meminfo(&self) -> Measured<MemInfo> {
         let path = self.root.join("meminfo");
         file::read(&path, |bytes| parse::meminfo(bytes).ok_or_else(|| unparsable(&path.display(), bytes)))
@@ -577,6 +630,18 @@ mod tests {
     }
 
     #[test]
+    fn only_a_process_that_has_ended_has_no_threads() {
+        let dir = family(true);
+        let proc = ProcFs::at(dir.path());
+        assert_eq!(proc.threads_of(&[10, 4711, 11]), (vec![(10, 10), (10, 20), (11, 11)], None));
+        // A folder that can't be listed.
+        std::fs::create_dir(dir.path().join("30")).unwrap();
+        std::os::unix::fs::symlink("task", dir.path().join("30/task")).unwrap();
+        let (threads, unlisted) = proc.threads_of(&[30, 11]);
+        assert_eq!((threads, unlisted.unwrap().reason), (vec![(11, 11)], Reason::NotSupported));
+    }
+
+    #[test]
     fn machine_counters_survive_missing_files() {
         let dir = tempfile::tempdir().unwrap();
         let proc = ProcFs::at(dir.path());
@@ -590,6 +655,28 @@ mod tests {
         write(dir.path(), "vmstat", "thp_fault_alloc 3\n");
         let tick = proc.host_tick().unwrap();
         assert_eq!((tick.psi_cpu_us, tick.thp_fault_alloc), (Some(7), Some(3)));
+    }
+
+    #[test]
+    fn counters_of_devices_that_are_missing_have_reasons() {
+        let dir = tempfile::tempdir().unwrap();
+        let proc = ProcFs::at(dir.path());
+        assert_eq!(proc.disks().unwrap_err().reason, Reason::NotFound);
+        write(dir.path(), "diskstats", "8 0 sda 1 2\n");
+        assert_eq!(proc.disks().unwrap_err().reason, Reason::Unparsable);
+        write(dir.path(), "diskstats", "8 0 sda 1 0 8 2 0 0 0 0 0 2 2\n");
+        assert_eq!(proc.disks().unwrap()[0].busy_ms, 2);
+        assert_eq!(proc.network(7).unwrap_err().reason, Reason::Vanished);
+        assert_eq!(proc.network_namespace(7).unwrap_err().reason, Reason::Vanished);
+        write(dir.path(), "7/stat", stat_line(7, 1, 1));
+        assert_eq!(proc.network(7).unwrap_err().reason, Reason::NotFound);
+        write(dir.path(), "7/net/snmp", "Tcp: OutSegs RetransSegs\nTcp: 5 1\n");
+        write(dir.path(), "7/net/dev", "");
+        let network = proc.network(7).unwrap();
+        assert_eq!((network.sent, network.retransmitted), (5, 1));
+        let reasons = (network.events.unwrap_err().reason, network.interfaces.unwrap_err().reason);
+        assert_eq!(reasons, (Reason::NotFound, Reason::Unparsable));
+        assert!(proc.network_namespace(7).is_ok());
     }
 
     /// The live kernel is the most important fixture.

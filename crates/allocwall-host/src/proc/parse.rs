@@ -511,6 +511,7 @@ pub(crate) fn all_parsers(bytes: &[u8]) {
     let _ = (syscall(bytes), cpu_times(bytes, 10_000_000), pressure_some(bytes));
     vmstat(bytes, &mut HostTick::default());
     let _ = (meminfo(bytes), cpu_model(bytes), shows_addresses(bytes), proc_restrictions(bytes));
+    super::devices::all_parsers(bytes);
 }
 
 #[cfg(test)]

@@ -528,6 +528,7 @@ pub(super) fn keep_better(known: &mut Process, later: Process) {
     take(&mut known.allocator, later.allocator);
     take(&mut known.thp_disabled, later.thp_disabled);
     take(&mut known.secure_exec, later.secure_exec);
+    known.pid_inside = later.pid_inside.or(known.pid_inside);
     if known.cmdline.is_empty() {
         known.cmdline = later.cmdline;
     }
@@ -540,6 +541,7 @@ pub(super) fn unseen(pid: i32, why: &str) -> Process {
     let absence = Absence::new(Reason::Vanished, why);
     Process {
         pid,
+        pid_inside: None,
         ppid: 0,
         comm: String::new(),
         exe: Err(absence.clone()),
@@ -549,7 +551,8 @@ pub(super) fn unseen(pid: i32, why: &str) -> Process {
         allocator: Err(absence.clone()),
         environment: Vec::new(),
         thp_disabled: Err(absence.clone()),
-        secure_exec: Err(absence),
+        secure_exec: Err(absence.clone()),
         ended: false,
+        age_ns: Err(absence),
     }
 }

@@ -1,6 +1,7 @@
 use super::*;
 use allocwall_host::facts;
 use allocwall_model::catalogue::modules::ModuleRole;
+use allocwall_model::devices::{DiskUse, Disks, Interfaces, MOST_DISKS, Network};
 use allocwall_model::placement::{MOST_NODES, NodeCpus, NodePages, Placed};
 use allocwall_model::resident::{Amount, GroupMemory, MOST_NOTES, ResidentOwner, Row, Split};
 use allocwall_sketches::recording::empty;
@@ -127,6 +128,22 @@ fn placement() -> Placement {
     }
 }
 
+fn devices() -> Devices {
+    let disk = DiskUse { name: "sda".into(), requests: 1, request_ms: 2, sectors: 8, busy_ms: 3, stuck: 0 };
+    let interfaces = Interfaces { packets: 4, errors: 0, dropped: 1, worst: Some("eth0".into()) };
+    Devices {
+        disks: Ok(Disks { over_ns: 9, busiest: vec![disk], others: 1, others_busy_ms: 2 }),
+        network: Ok(Network {
+            pid: 7,
+            over_ns: 9,
+            sent: 5,
+            retransmitted: 1,
+            events: absent(),
+            interfaces: Ok(interfaces),
+        }),
+    }
+}
+
 fn slice() -> FaultSlice {
     let owners = vec![OwnerFaults { owner: Owner::Heap, samples: 2, faults: 30 }];
     FaultSlice { t_ns: 1, over_ns: 2, owners }
@@ -197,7 +214,12 @@ fn bytes(parts: &[Part]) -> Vec<u8> {
 }
 
 fn whole() -> Vec<u8> {
-    bytes(&[Part::Head(Box::new(head())), Part::Batch(Box::new(batch())), Part::Tail(Box::new(tail()))])
+    bytes(&[
+        Part::Head(Box::new(head())),
+        Part::Batch(Box::new(batch())),
+        Part::Devices(Box::new(devices())),
+        Part::Tail(Box::new(tail())),
+    ])
 }
 
 fn decoded(bytes: &[u8]) -> std::result::Result<Recording, String> {
@@ -230,9 +252,21 @@ fn every_part_comes_back_as_it_was() {
     assert_eq!((&r.heap, &r.resident, &r.placement), (&tail.heap, &tail.resident, &tail.placement));
     assert_eq!((&r.accounts, &r.collecting), (&tail.accounts, &tail.collecting));
     assert_eq!((r.fault_slices, r.hardware), (tail.fault_slices, tail.hardware));
+    assert_eq!(r.devices, devices());
     assert_eq!((r.frames, r.stacks), (tail.frames, tail.stacks));
     assert_eq!(r.samples, batch.samples);
     assert_eq!(r.waits, batch.waits);
+}
+
+#[test]
+fn a_recording_without_its_devices_is_read_and_says_so() {
+    let read = |parts: &[Part]| decoded(&bytes(parts)).unwrap().devices;
+    let (h, b) = (|| Part::Head(Box::new(head())), || Part::Batch(Box::new(batch())));
+    let before = read(&[h(), b(), Part::Tail(Box::new(tail()))]);
+    let absence = before.disks.unwrap_err();
+    assert_eq!((absence.reason, absence.mend.len()), (Reason::NotFound, 1));
+    assert_eq!(before.network, Err(absence));
+    assert_eq!(read(&[h(), b()]).disks.unwrap_err().reason, Reason::Vanished, "cut off");
 }
 
 #[test]
@@ -288,7 +322,17 @@ fn other_formats_are_named() {
 fn parts_out_of_order_are_refused() {
     let (h, b, t) =
         (|| Part::Head(Box::new(head())), || Part::Batch(Box::new(batch())), || Part::Tail(Box::new(tail())));
-    for parts in [vec![b()], vec![t()], vec![h(), h()], vec![h(), b(), t(), b()], vec![h(), b(), t(), t()]] {
+    let d = || Part::Devices(Box::new(devices()));
+    for parts in [
+        vec![b()],
+        vec![t()],
+        vec![d()],
+        vec![h(), h()],
+        vec![h(), b(), t(), b()],
+        vec![h(), b(), t(), t()],
+        vec![h(), b(), t(), d()],
+        vec![h(), d(), d()],
+    ] {
         let why = decoded(&bytes(&parts)).unwrap_err();
         assert!(why.contains("order"), "{why}");
     }
@@ -348,6 +392,27 @@ fn indices_and_numbers_beyond_their_limits_are_refused() {
         let (mut h, mut b, mut t) = (head(), batch(), tail());
         spoil(&mut h, &mut b, &mut t);
         let parts = [Part::Head(Box::new(h)), Part::Batch(Box::new(b)), Part::Tail(Box::new(t))];
+        let why = decoded(&bytes(&parts)).expect_err(what);
+        assert!(why.contains(what), "{what}: {why}");
+    }
+}
+
+#[test]
+fn devices_beyond_their_limits_are_refused() {
+    fn disks(devices: &mut Devices) -> &mut Disks {
+        devices.disks.as_mut().unwrap()
+    }
+    type Spoil = fn(&mut Devices);
+    let spoilt: [(&str, Spoil); 4] = [
+        ("disks", |d| disks(d).over_ns = u64::MAX),
+        ("disks", |d| disks(d).busiest[0].request_ms = u64::MAX),
+        ("disks", |d| disks(d).busiest = vec![DiskUse::default(); MOST_DISKS + 1]),
+        ("network", |d| d.network.as_mut().unwrap().retransmitted = u64::MAX),
+    ];
+    for (what, spoil) in spoilt {
+        let mut d = devices();
+        spoil(&mut d);
+        let parts = [Part::Head(Box::new(head())), Part::Devices(Box::new(d))];
         let why = decoded(&bytes(&parts)).expect_err(what);
         assert!(why.contains(what), "{what}: {why}");
     }

@@ -121,7 +121,9 @@ struct Seen {
     /// Reads without a result because the interpreter was changing its data. A few are normal, because it is
     /// not stopped.
     misses: u64,
-    /// Why the last attempt to attach failed.
+    /// Reads with a stack of which the thread is unknown.
+    unmatched: u64,
+    /// Why the last attempt to attach failed, or why threads are unknown.
     refused: Option<Absence>,
 }
 
@@ -243,6 +245,7 @@ impl Followed {
 
     fn read(&mut self, pid: i32, t_ns: u64, out: &mut Vec<PythonSample>) {
         let Some(spy) = &mut self.spy else { return };
+        let version = (spy.version.major, spy.version.minor);
         self.seen.reads += 1;
         let traces = match spy.get_stack_traces() {
             Ok(traces) => traces,
@@ -260,17 +263,24 @@ impl Followed {
         self.failed = 0;
         let proc = ProcFs::live();
         let ours = self.threads.ours(&proc, pid);
-        let mut empty = false;
+        let only = match &traces[..] {
+            [trace] if trace.os_thread_id.is_none() => only_thread(&proc, pid),
+            _ => None,
+        };
+        let (mut empty, mut unmatched) = (false, false);
         for trace in traces {
-            let Some(tid) = trace.os_thread_id else { continue };
-            let (mut tid, mut active) = (tid as i32, trace.active);
-            if let Some(ours) = &ours {
+            let known = trace.os_thread_id.map(|tid| tid as i32);
+            let tid = match (known, &ours) {
+                (Some(tid), None) => Some(tid),
                 // A thread that has ended meanwhile has no number.
-                let Some(&own) = ours.get(&tid) else { continue };
-                tid = own;
-                // py-spy did not find its state by the other number, and takes it for active.
-                active &= proc.thread_stat(pid, tid).is_ok_and(|stat| stat.state == 'R');
-            }
+                (Some(tid), Some(ours)) => ours.get(&tid).copied(),
+                (None, _) => only,
+            };
+            unmatched |= known.is_none() && only.is_none();
+            let Some(tid) = tid else { continue };
+            // py-spy takes a thread for active if it does not find its state by our number.
+            let is_running = || proc.thread_stat(pid, tid).is_ok_and(|stat| stat.state == 'R');
+            let active = trace.active && (known == Some(tid) || is_running());
             if !active && !trace.owns_gil {
                 continue;
             }
@@ -291,7 +301,27 @@ impl Followed {
             out.push(PythonSample { t_ns, pid, tid, frames });
         }
         self.seen.misses += u64::from(empty);
+        if unmatched {
+            self.seen.unmatched += 1;
+            self.seen.refused = Some(without_numbers(pid, version));
+        }
     }
+}
+
+/// The thread of a process that has no other. CPython before 3.11 does not keep the kernel's numbers of its
+/// threads, so there only this thread can be matched.
+fn only_thread(proc: &ProcFs, pid: i32) -> Option<i32> {
+    match proc.threads(pid).ok()?[..] {
+        [tid] => Some(tid),
+        _ => None,
+    }
+}
+
+fn without_numbers(pid: i32, (major, minor): (u64, u64)) -> Absence {
+    let detail = format!(
+        "process {pid} has several threads, and CPython {major}.{minor} does not keep their kernel thread ids, so its Python stacks can't be matched with CPU samples"
+    );
+    Absence::new(Reason::NotSupported, detail).mend("run it with CPython 3.11 or later")
 }
 
 /// Truncates a name: the target determines its length.
@@ -337,9 +367,11 @@ fn unreadable(pid: i32, why: &str) -> Absence {
 /// One state for all Python processes, with those `beyond` the limit.
 fn state(seen: &[Seen], beyond: usize) -> ProbeState {
     let total = seen.len() + beyond;
-    let read = seen.iter().filter(|s| s.reads > s.misses).count();
-    let (reads, misses) = seen.iter().fold((0, 0), |(reads, misses), s| (reads + s.reads, misses + s.misses));
-    let refused = seen.iter().filter(|s| s.reads <= s.misses).find_map(|s| s.refused.clone());
+    let is_read = |s: &&Seen| s.reads > s.misses + s.unmatched;
+    let read = seen.iter().filter(is_read).count();
+    let sum = |of: fn(&Seen) -> u64| seen.iter().map(of).sum::<u64>();
+    let (reads, misses, unmatched) = (sum(|s| s.reads), sum(|s| s.misses), sum(|s| s.unmatched));
+    let refused = seen.iter().filter(|s| !is_read(s)).find_map(|s| s.refused.clone());
     if read == 0 {
         return ProbeState::Absent(refused.unwrap_or_else(|| {
             Absence::new(
@@ -365,6 +397,11 @@ fn state(seen: &[Seen], beyond: usize) -> ProbeState {
         );
         return ProbeState::Partial(Absence::new(Reason::TooLittle, detail));
     }
+    let partly = seen.iter().filter(|s| s.unmatched > 0).find_map(|s| s.refused.clone());
+    if let Some(Absence { reason, detail, mend }) = partly {
+        let detail = format!("{unmatched} of {reads} reads of Python's stacks are of no use: {detail}");
+        return ProbeState::Partial(Absence { reason, detail, mend });
+    }
     ProbeState::Measured
 }
 
@@ -373,7 +410,7 @@ mod tests {
     use super::*;
 
     fn seen(reads: u64, misses: u64) -> Seen {
-        Seen { reads, misses, refused: None }
+        Seen { reads, misses, ..Seen::default() }
     }
 
     fn refused(why: &str) -> Seen {
@@ -404,6 +441,24 @@ mod tests {
         // A process that was refused first and read later counts as read.
         let late = Seen { refused: Some(unreadable(7, "no interpreter yet")), ..seen(10, 0) };
         assert_eq!(state(&[late], 0), ProbeState::Measured);
+    }
+
+    #[test]
+    fn stacks_of_unknown_threads_are_not_a_measurement() {
+        let of = |unmatched| {
+            let refused = (unmatched > 0).then(|| without_numbers(7, (3, 9)));
+            state(&[Seen { unmatched, refused, ..seen(100, 0) }], 0)
+        };
+        assert_eq!(of(0), ProbeState::Measured);
+        // It had one thread for most of the time.
+        let ProbeState::Partial(some) = of(20) else { panic!("some reads") };
+        assert_eq!(some.reason, Reason::NotSupported);
+        assert!(some.detail.contains("20 of 100 reads") && some.detail.contains("CPython 3.9"), "{some}");
+        let ProbeState::Absent(all) = of(100) else { panic!("all reads") };
+        assert_eq!(all, without_numbers(7, (3, 9)));
+        // Failed reads and stacks of unknown threads leave nothing together.
+        let none = Seen { unmatched: 40, refused: Some(without_numbers(7, (3, 9))), ..seen(100, 60) };
+        assert!(matches!(state(&[none], 0), ProbeState::Absent(a) if a.reason == Reason::NotSupported));
     }
 
     #[test]
@@ -454,6 +509,17 @@ mod tests {
         // It can't be read yet.
         let mut unread = Threads::default();
         assert_eq!((unread.ours(&proc, 90), unread.nested), (None, None));
+    }
+
+    #[test]
+    fn without_thread_ids_only_a_single_thread_is_known() {
+        let dir = tempfile::tempdir().unwrap();
+        let proc = ProcFs::at(dir.path());
+        std::fs::create_dir_all(dir.path().join("70/task/70")).unwrap();
+        assert_eq!(only_thread(&proc, 70), Some(70));
+        std::fs::create_dir(dir.path().join("70/task/71")).unwrap();
+        assert_eq!(only_thread(&proc, 70), None);
+        assert_eq!(only_thread(&proc, 80), None);
     }
 
     #[test]

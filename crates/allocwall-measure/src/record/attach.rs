@@ -34,6 +34,13 @@ pub struct Attached {
     pub start: WindowStart,
 }
 
+impl Attached {
+    /// Whether its processes may still run after the window. A command ends with it, unless it is kept.
+    pub fn stays(&self) -> bool {
+        self.command.as_ref().is_none_or(|command| command.keep)
+    }
+}
+
 /// The clocks that sample the target, and what their samples contain.
 pub struct Sampling {
     pub clocks: Measured<Box<dyn Clocks>>,

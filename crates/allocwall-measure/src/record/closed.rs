@@ -51,8 +51,8 @@ impl Closed {
         let (fault_slices, fault_owners) = readings.faults.finish(target.collector.owners_missing());
         probes.extend(fault_owners);
         let (accounts, collecting) = readings.accounts.finish();
+        let stays = target.stays();
         let mut collected = target.collector.finish(meta.sample_period_ns);
-        let stays = target.command.as_ref().is_none_or(|command| command.keep);
         let alive: HashSet<i32> = pids.into_iter().filter(|_| stays).collect();
         collected.processes.iter_mut().for_each(|process| process.ended = !alive.contains(&process.pid));
         let (resident, heap) = bills.finish();
@@ -60,6 +60,7 @@ impl Closed {
         let placement = placement.finish();
         probes.extend(placement::probe(&placement));
         meta.lost_records = collected.lost;
+        writer.write(&Part::Devices(Box::new(readings.devices.finish())));
         writer.write(&Part::Tail(Box::new(Tail {
             meta,
             processes: collected.processes,

@@ -33,8 +33,9 @@ impl Placing {
         // Of equally busy ones, the first stays the first, as in the report.
         busiest.sort_by_cached_key(|pid| Reverse(threads.cpu_ns(*pid)));
         let proc = target.proc.clone();
+        let stays = target.stays();
         let thread = target.nodes.clone().and_then(several).map(|nodes| {
-            let work = move || of(&proc, nodes, &busiest, Instant::now() + TIME);
+            let work = move || of(&proc, nodes, &busiest, stays, Instant::now() + TIME);
             Worker::start("reads the nodes of the pages", work)
         });
         Placing { thread, until: Instant::now() + bills::PATIENCE }
@@ -53,10 +54,17 @@ fn several(nodes: Vec<NodeCpus>) -> Measured<Vec<NodeCpus>> {
     }
 }
 
-fn of(proc: &ProcFs, nodes: Vec<NodeCpus>, busiest: &[i32], until: Instant) -> Measured<Placement> {
+/// `stays`: the processes still run when the report is read.
+fn of(
+    proc: &ProcFs,
+    nodes: Vec<NodeCpus>,
+    busiest: &[i32],
+    stays: bool,
+    until: Instant,
+) -> Measured<Placement> {
     let mut placement = Placement { nodes, processes: Vec::new(), unread: None };
     for &pid in busiest.iter().take(MOST_PLACED) {
-        match pages(proc, pid, until) {
+        match pages(proc, pid, stays, until) {
             Ok(nodes) => placement.processes.push(Placed { pid, nodes }),
             // It ended in the meantime.
             Err(absence) if absence.reason == Reason::Vanished => {}
@@ -77,15 +85,18 @@ fn of(proc: &ProcFs, nodes: Vec<NodeCpus>, busiest: &[i32], until: Instant) -> M
     })
 }
 
-fn pages(proc: &ProcFs, pid: i32, until: Instant) -> Measured<Vec<NodePages>> {
+fn pages(proc: &ProcFs, pid: i32, stays: bool, until: Instant) -> Measured<Vec<NodePages>> {
     let resident = proc.process_stat(pid)?.resident_pages.saturating_mul(proc.page_bytes());
     if resident > SMAPS_LIMIT {
         let detail = format!(
             "process {pid} has more than {} GiB of resident memory: walking its page tables would stall it",
             SMAPS_LIMIT >> 30
         );
-        return Err(Absence::new(Reason::TooCostly, detail)
-            .mend(Advice::text("read it when a stall is acceptable: numastat -p PID")));
+        let advice = match stays {
+            true => Advice::command(format!("numastat -p {pid}")),
+            false => Advice::text("read it with numastat while the program runs"),
+        };
+        return Err(Absence::new(Reason::TooCostly, detail).mend(advice.note("when a stall is acceptable")));
     }
     if Instant::now() > until {
         let detail = format!("the pages of all processes could not be read within {} ms", TIME.as_millis());
@@ -138,7 +149,7 @@ mod tests {
         fn read(&self, nodes: u32, pids: &[i32], patience: Duration) -> Measured<Placement> {
             let nodes = (0..nodes).map(|node| NodeCpus { node, cpus: vec![node as u16] }).collect();
             let until = Instant::now() + patience;
-            of(&ProcFs::at(self.0.path()), several(nodes)?, pids, until)
+            of(&ProcFs::at(self.0.path()), several(nodes)?, pids, true, until)
         }
     }
 
@@ -176,6 +187,19 @@ mod tests {
         let gone = tree.read(2, &[9], LONG);
         assert!(gone.is_err() && probe(&gone).is_none(), "{gone:?}");
         assert_eq!(tree.read(2, &[], LONG).unwrap_err().reason, Reason::Vanished);
+    }
+
+    #[test]
+    fn only_a_process_that_stays_is_named_in_a_command() {
+        let tree = Tree::new();
+        tree.process(7, SMAPS_LIMIT / ProcFs::live().page_bytes() + 1, HALVES);
+        let advice = |stays| {
+            let read = pages(&ProcFs::at(tree.0.path()), 7, stays, Instant::now() + LONG);
+            read.unwrap_err().mend.remove(0)
+        };
+        assert_eq!(advice(true).line(), "$ numastat -p 7  # when a stall is acceptable");
+        let ended = advice(false);
+        assert!(!ended.is_command && !ended.how.contains('7') && !ended.how.contains("PID"), "{ended}");
     }
 
     #[test]
@@ -224,8 +248,8 @@ mod tests {
         let read: Vec<i32> = placement.processes.iter().map(|p| p.pid).collect();
         assert_eq!(read, pids[..MOST_PLACED]);
         assert!(placement.is_bounded());
-        let late =
-            of(&ProcFs::at(tree.0.path()), placement.nodes, &pids, Instant::now() - Duration::from_millis(1));
+        let past = Instant::now() - Duration::from_millis(1);
+        let late = of(&ProcFs::at(tree.0.path()), placement.nodes, &pids, true, past);
         assert_eq!(late.unwrap_err().reason, Reason::TooCostly);
     }
 }

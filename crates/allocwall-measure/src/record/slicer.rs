@@ -256,18 +256,10 @@ impl Slicer {
     /// The threads of one slice, at random if there are too many.
     fn choose(&mut self, mut pids: Vec<i32>, most: usize) -> Threads {
         self.random.shuffle(&mut pids);
-        let mut all = pids.len() <= PROCESSES;
-        let mut chosen = Vec::new();
-        for pid in pids.into_iter().take(PROCESSES) {
-            match self.proc.threads(pid) {
-                Ok(tids) => chosen.extend(tids.into_iter().map(|tid| (pid, tid))),
-                Err(absence) if absence.is_gone() => {}
-                Err(absence) => {
-                    all = false;
-                    self.missing.get_or_insert(absence);
-                }
-            }
-        }
+        let most_pids = pids.len().min(PROCESSES);
+        let (mut chosen, unlisted) = self.proc.threads_of(&pids[..most_pids]);
+        let mut all = most_pids == pids.len() && unlisted.is_none();
+        self.missing = self.missing.take().or(unlisted);
         let listed = chosen.len();
         if listed > most {
             self.random.shuffle(&mut chosen);

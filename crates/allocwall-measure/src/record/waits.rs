@@ -126,17 +126,12 @@ impl WaitSampler {
     }
 
     fn list_threads(&mut self, proc: &ProcFs, pids: &[i32]) {
-        self.threads.clear();
         // A new thread may get the number of one that has ended.
         let gone_since = self.last.saturating_sub(ENDED_AFTER_NS);
         self.known.retain(|_, known| known.at_ns >= gone_since);
-        for &pid in pids {
-            match proc.threads(pid) {
-                Ok(tids) => self.threads.extend(tids.into_iter().map(|tid| (pid, tid))),
-                Err(absence) if absence.is_gone() => {}
-                Err(absence) => _ = self.unread.get_or_insert(absence),
-            }
-        }
+        let (threads, unlisted) = proc.threads_of(pids);
+        self.threads = threads;
+        self.unread = self.unread.take().or(unlisted);
     }
 
     fn sample_thread(

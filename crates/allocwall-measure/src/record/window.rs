@@ -10,6 +10,7 @@ use super::random::Random;
 use super::waits::WaitSampler;
 use crate::accounts::Accounts;
 use crate::counts::{self, Counting};
+use crate::devices::{DeviceReader, NAMESPACES_ASKED};
 use crate::file::{Batch, Head, Part, Writer};
 use crate::python::Pythons;
 use crate::reading::Readers;
@@ -57,6 +58,7 @@ pub struct Readings {
     pub faults: FaultSlices,
     pythons: Pythons,
     pub accounts: Accounts,
+    pub devices: DeviceReader,
     new_ticks: Vec<Tick>,
     new_python: Vec<PythonSample>,
 }
@@ -167,6 +169,7 @@ impl Window {
         if self.readings.threads.alive() <= THREADS_FOLLOWED {
             self.readings.threads.read(&self.target.proc, &self.pids, t_ns);
         }
+        self.readings.follow_network(&self.target, &self.pids, t_ns);
         self.target.collector.family.check_facts(false);
         self.ship();
     }
@@ -213,6 +216,9 @@ impl Window {
         } else {
             self.readings.threads.close(&self.target.proc, &self.pids, self.meta.window_ns);
         }
+        let t_ns = clock::monotonic_ns() - start_ns;
+        self.readings.devices.close(&self.target.proc, t_ns);
+        self.readings.follow_network(&self.target, &self.pids, t_ns);
         let stopped = closed::stopped(&self.target.proc, &self.pids);
         self.meta.own_cpu_ns = clock::own_cpu_ns() - self.target.start.own_cpu_ns
             + self.readings.pythons.cpu_ns()
@@ -270,6 +276,7 @@ impl Readings {
             faults: FaultSlices::new(start, window, target.proc.is_live() && !target.samples_have_owners()),
             pythons: Pythons::new(readers, start),
             accounts: Accounts::new(start),
+            devices: DeviceReader::default(),
             new_ticks: Vec::new(),
             new_python: Vec::new(),
         }
@@ -287,6 +294,16 @@ impl Readings {
         self.tick(target, pids, at_ns, true);
         self.threads.read(&target.proc, pids, at_ns);
         self.follow_pythons(target, pids);
+        self.devices.open(&target.proc, at_ns);
+        self.follow_network(target, pids, at_ns);
+    }
+
+    /// The network is read each second and not only at both ends, because it can hardly be read after the target has ended.
+    fn follow_network(&mut self, target: &Attached, pids: &[i32], t_ns: u64) {
+        let requested = target.collector.family.listing.processes.first().map(|process| process.pid);
+        let pids: Vec<i32> =
+            requested.into_iter().chain(pids.iter().copied()).take(NAMESPACES_ASKED).collect();
+        self.devices.follow(&target.proc, &pids, t_ns);
     }
 
     /// Reads the counters once and returns the resident bytes. None if they could not be read.

@@ -830,7 +830,7 @@ mod tests {
         let right = tally(&area, &mut made, &marks(), from, to);
         assert_eq!((right.live, right.free), (146 * 64, 147 * 64));
         // In the data of chunk 6: as a size, it leads to chunk 207.
-        made.0.insert(from + 16 + 8, 64 * 200 + 32 | BEFORE_IN_USE);
+        made.0.insert(from + 16 + 8, (64 * 200 + 32) | BEFORE_IN_USE);
         assert_eq!(from + 16 + 64 * 200 + 32, START + 64 * 207);
         assert_eq!(tally(&area, &mut made, &marks(), from, to), right);
     }

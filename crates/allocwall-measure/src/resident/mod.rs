@@ -298,17 +298,8 @@ impl Reading<'_> {
         mut notes: Vec<String>,
     ) -> Found {
         let whole = matches!(self.time, Time::Exact(_));
-        let mains: Vec<Arena> = seen
-            .data
-            .iter()
-            .filter_map(|&(start, end)| malloc::main_arena(start, end, &mut memory))
-            .collect();
-        // Another allocator can use brk too. A process can contain the C library twice (dlmopen).
-        let contains_top =
-            |arena: &&Arena| seen.heap.is_some_and(|heap| (heap.start..heap.end).contains(&arena.top));
-        let of_heap = mains.iter().find(contains_top).copied();
-        let main = of_heap.or(mains.first().copied());
-        let heap = seen.heap.filter(|_| glibc || of_heap.is_some());
+        let (main, has_heap) = main_arena(&seen, &mut memory);
+        let heap = seen.heap.filter(|_| glibc || has_heap);
         let glibc = glibc || main.is_some();
         let marks = if glibc {
             self.marks(&seen.data, &mut memory)
@@ -353,30 +344,10 @@ impl Reading<'_> {
         }
         let no_marks = Marks::default();
         let known_marks = marks.as_ref().unwrap_or(&no_marks);
-        let main_split = match heap {
-            Some(range) => main_area(&range, main, &mut memory).and_then(|area| {
-                malloc::split(&[area], known_marks, whole, range.amount.held_bytes(), true, &mut memory)
-            }),
-            None => Err(none("the process has no heap of glibc's malloc")),
-        };
-        let areas = thread_areas(&heaps, &mut memory);
-        let all_read = areas.len() == heaps.len();
-        let arena_split = if heaps.is_empty() {
-            Err(none("malloc made no arena for a thread"))
-        } else if areas.is_empty() {
-            let changed = "no header of an arena is sound: the heaps changed too fast, or this malloc has another layout";
-            Err(memory.over().unwrap_or_else(|| Absence::new(Reason::TooLittle, changed)))
-        } else {
-            let held = amounts.of(ResidentOwner::Arena).held_bytes();
-            malloc::split(&areas, known_marks, whole, held, all_read, &mut memory)
-        };
-        if !areas.is_empty() && !all_read {
-            notes.push(format!(
-                "{} of {} heaps of arenas of threads were read: the interval of their row includes the others",
-                thousands(areas.len() as u64),
-                thousands(heaps.len() as u64)
-            ));
-        }
+        let main_split = split_main(heap, main, known_marks, whole, &mut memory);
+        let held = amounts.of(ResidentOwner::Arena).held_bytes();
+        let (arena_split, unread) = split_arenas(&heaps, known_marks, whole, held, &mut memory);
+        notes.extend(unread);
         if main_split.is_ok() || arena_split.is_ok() {
             notes.extend(self.unmarked(&marks));
         }
@@ -484,6 +455,58 @@ impl Reading<'_> {
 
 fn none(what: &str) -> Absence {
     Absence::new(Reason::NotFound, what)
+}
+
+/// malloc's main arena, and whether `[heap]` is its memory: another allocator can use brk too. A process can contain the C
+/// library twice (dlmopen).
+fn main_arena(seen: &Seen, memory: &mut Memory) -> (Option<Arena>, bool) {
+    let arena = |&(start, end): &(u64, u64)| malloc::main_arena(start, end, &mut *memory);
+    let mains: Vec<Arena> = seen.data.iter().filter_map(arena).collect();
+    let contains_top =
+        |arena: &&Arena| seen.heap.is_some_and(|heap| (heap.start..heap.end).contains(&arena.top));
+    let of_heap = mains.iter().find(contains_top);
+    (of_heap.or(mains.first()).copied(), of_heap.is_some())
+}
+
+fn split_main(
+    heap: Option<Range>,
+    main: Option<Arena>,
+    marks: &Marks,
+    whole: bool,
+    memory: &mut Memory,
+) -> Measured<Split> {
+    let range = heap.ok_or_else(|| none("the process has no heap of glibc's malloc"))?;
+    let area = main_area(&range, main, memory)?;
+    malloc::split(&[area], marks, whole, range.amount.held_bytes(), true, memory)
+}
+
+/// How much of the threads' arenas is live and free, and how many of their heaps were not read. `held`: their resident bytes.
+fn split_arenas(
+    heaps: &[ArenaHeap],
+    marks: &Marks,
+    whole: bool,
+    held: u64,
+    memory: &mut Memory,
+) -> (Measured<Split>, Option<String>) {
+    if heaps.is_empty() {
+        return (Err(none("malloc made no arena for a thread")), None);
+    }
+    let areas = thread_areas(heaps, memory);
+    if areas.is_empty() {
+        let changed =
+            "no header of an arena is sound: the heaps changed too fast, or this malloc has another layout";
+        let why = memory.over().unwrap_or_else(|| Absence::new(Reason::TooLittle, changed));
+        return (Err(why), None);
+    }
+    let all_read = areas.len() == heaps.len();
+    let unread = (!all_read).then(|| {
+        format!(
+            "{} of {} heaps of arenas of threads were read: the interval of their row includes the others",
+            thousands(areas.len() as u64),
+            thousands(heaps.len() as u64)
+        )
+    });
+    (malloc::split(&areas, marks, whole, held, all_read, memory), unread)
 }
 
 fn main_area(range: &Range, main: Option<Arena>, memory: &mut Memory) -> Measured<Area> {
@@ -698,6 +721,7 @@ mod tests {
         let module = String::new();
         Process {
             pid: 7,
+            pid_inside: None,
             ppid: 1,
             comm: String::new(),
             exe: Err(unknown()),
@@ -709,6 +733,7 @@ mod tests {
             thp_disabled: Err(unknown()),
             secure_exec: Err(unknown()),
             ended: false,
+            age_ns: Err(unknown()),
         }
     }
 

@@ -549,6 +549,7 @@ mod tests {
         let unknown = || Absence::new(Reason::NotFound, "");
         Process {
             pid: 7,
+            pid_inside: None,
             ppid: 1,
             comm: String::new(),
             exe: Ok(exe.into()),
@@ -560,6 +561,7 @@ mod tests {
             thp_disabled: Err(unknown()),
             secure_exec: Err(unknown()),
             ended: false,
+            age_ns: Err(unknown()),
         }
     }
 

@@ -5,8 +5,8 @@ use crate::malloc_range::{Function, FunctionKind, SymbolTable, bracketed};
 use allocwall_host::elf::{Elf, ElfFile, ElfKind, Segment, Symbol, SymbolKind, Table};
 use allocwall_host::file;
 use allocwall_model::catalogue::modules::{
-    ALLOCATOR_ENTRY_POINTS, ALLOCATOR_MESSAGES, AllocatorKind, LibcKind, ModuleRole, libc_by_name,
-    role_of_library,
+    ALLOCATOR_ENTRY_POINTS, ALLOCATOR_MESSAGES, AllocatorKind, LibcKind, ModuleRole, PERCPU_TCMALLOC,
+    libc_by_name, role_of_library,
 };
 use allocwall_model::recording::{Libc, Module, Runtime};
 use allocwall_model::units::Measured;
@@ -68,6 +68,8 @@ pub struct FileView {
     /// The allocators whose code the file contains. The one behind its `malloc` comes first.
     pub allocators: Vec<AllocatorKind>,
     pub allocator_version: Option<String>,
+    /// Its tcmalloc is Google's, which has a cache for each CPU.
+    pub has_cpu_caches: bool,
     /// The variable that its jemalloc reads options from; it has the same prefix as the functions.
     pub jemalloc_variable: Option<String>,
     pub libc: Option<Libc>,
@@ -103,11 +105,21 @@ pub(super) fn view_with_facts(path: &Path) -> Measured<(FileView, Module, FileFa
         serves_malloc: facts.serves_malloc,
         allocators: facts.allocators.clone(),
         allocator_version: facts.allocator_version.clone(),
+        has_cpu_caches: facts.allocators.contains(&AllocatorKind::Tcmalloc) && exports(&elf, PERCPU_TCMALLOC),
         jemalloc_variable,
         libc: facts.libc.clone(),
         runtime: facts.runtime.clone(),
     };
     Ok((view, module, facts))
+}
+
+fn exports<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, function: &str) -> bool {
+    let mut found = false;
+    // A file without the table exports nothing.
+    let _ = elf.symbols(Table::Exported, &mut |symbol| {
+        found |= symbol.kind == SymbolKind::Function && symbol.name == function.as_bytes();
+    });
+    found
 }
 
 pub(super) fn file_name(path: &str) -> &str {

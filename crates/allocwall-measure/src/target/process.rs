@@ -6,7 +6,7 @@ use super::scope::Loaded;
 use super::space::AddressSpace;
 use allocwall_host::proc::{ProcFs, Status};
 use allocwall_host::rights::run_as_root;
-use allocwall_host::{file, link_map, maps};
+use allocwall_host::{clock, file, link_map, maps};
 use allocwall_model::catalogue::modules::is_setting;
 use allocwall_model::error::{Error, Result};
 use allocwall_model::recording::{Allocator, CMDLINE_WORDS, Process};
@@ -60,6 +60,7 @@ impl Modules {
         let Components { libc, runtime, allocator, also, .. } = files.components();
         let process = Process {
             pid,
+            pid_inside: proc.status(pid).ok().and_then(|status| pid_inside(&status)),
             ppid: stat.ppid,
             comm: proc.comm(pid).unwrap_or_default(),
             exe: exe_path.map(|path| path.to_string_lossy().into_owned()),
@@ -71,6 +72,7 @@ impl Modules {
             thp_disabled: proc.status(thread).and_then(|status| thp_disabled(&status)),
             secure_exec: file::read(&root.join(format!("{thread}/auxv")), secure_exec),
             ended: false,
+            age_ns: age_ns(&proc, stat.start_ticks),
         };
         Ok(TargetView { process, also, space, cut: code.cut })
     }
@@ -130,6 +132,20 @@ pub(crate) fn secure_exec(auxv: &[u8]) -> Measured<bool> {
     link_map::auxiliary(auxv, AT_SECURE)
         .map(|value| value != 0)
         .ok_or_else(|| Absence::new(Reason::NotFound, "no AT_SECURE in the auxiliary vector"))
+}
+
+/// The last of the numbers that it has, one for each namespace (NSpid, proc_pid_status(5)).
+pub(super) fn pid_inside(status: &Status) -> Option<i32> {
+    status.ns_pids.get(1..)?.last().copied()
+}
+
+/// `start_ticks`: its start, in clock ticks since the boot.
+pub(super) fn age_ns(proc: &ProcFs, start_ticks: u64) -> Measured<u64> {
+    if !proc.is_live() {
+        let detail = "the processes are read from a copy of their files, so their age is unknown";
+        return Err(Absence::new(Reason::NotApplicable, detail));
+    }
+    Ok(clock::since_boot_ns().saturating_sub(start_ticks.saturating_mul(proc.ns_per_tick())))
 }
 
 pub(super) fn thp_disabled(status: &Status) -> Measured<bool> {

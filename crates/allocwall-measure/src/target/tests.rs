@@ -1,6 +1,6 @@
 use super::components::Files;
 use super::facts::examine_elf;
-use super::process::{settings, thp_disabled, words_kept};
+use super::process::{pid_inside, settings, thp_disabled, words_kept};
 use super::versions::{is_version, python_name};
 use super::*;
 use crate::malloc_range::SymbolTable;
@@ -576,6 +576,8 @@ fn environment_and_small_files() {
     let thp = |enabled| thp_disabled(&Status { thp_enabled: enabled, ..Status::default() });
     assert_eq!((thp(Some(false)), thp(Some(true))), (Ok(true), Ok(false)));
     assert_eq!(thp(None).unwrap_err().reason, Reason::NotSupported);
+    let inside = |numbers: &[i32]| pid_inside(&Status { ns_pids: numbers.into(), ..Status::default() });
+    assert_eq!((inside(&[70, 9, 1]), inside(&[70]), inside(&[])), (Some(1), None, None));
     let words = |count: usize, length: usize| words_kept(vec!["x".repeat(length); count]).len();
     assert_eq!((words(3, 100), words(5000, 1)), (3, CMDLINE_WORDS));
     assert_eq!((words(5, 1 << 20), words(100, 1023)), (0, 15));

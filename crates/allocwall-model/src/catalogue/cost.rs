@@ -30,11 +30,14 @@ pub enum CostClass {
     AddressSpaceLock,
     /// Reclaim, compaction and khugepaged work that the kernel charges to the target.
     Reclaim,
+    /// The kernel's own allocator of small objects (mm/slub.c), for sockets, messages, files and names. What it does for faults, map
+    /// calls, reclaim, and processes that start and end is on their lines.
+    KernelSlab,
     /// Processes and threads that start and end, with the page tables that this copies and frees.
     ForkExit,
-    /// System calls on files, and storage. Without faults on mapped files.
+    /// System calls on files, and storage. Without faults on mapped files, and without the kernel's own allocator.
     FileSystem,
-    /// Sockets and pipes, with the network's work in interrupts.
+    /// Sockets and pipes, with the network's work in interrupts. Without the kernel's own allocator.
     Sockets,
     /// Switches between threads, wake-ups, futexes, timers, polling.
     Scheduling,
@@ -45,7 +48,7 @@ pub enum CostClass {
 
 impl CostClass {
     /// In the order of the bill.
-    pub const ALL: [CostClass; 20] = [
+    pub const ALL: [CostClass; 21] = [
         CostClass::Application,
         CostClass::AllocatorCode,
         CostClass::AllocatorLocks,
@@ -60,6 +63,7 @@ impl CostClass {
         CostClass::PageRelease,
         CostClass::AddressSpaceLock,
         CostClass::Reclaim,
+        CostClass::KernelSlab,
         CostClass::ForkExit,
         CostClass::FileSystem,
         CostClass::Sockets,
@@ -96,6 +100,7 @@ impl CostClass {
             CostClass::PageRelease => "page_release",
             CostClass::AddressSpaceLock => "address_space_lock",
             CostClass::Reclaim => "reclaim",
+            CostClass::KernelSlab => "kernel_slab",
             CostClass::ForkExit => "fork_exit",
             CostClass::FileSystem => "file_system",
             CostClass::Sockets => "sockets",
@@ -121,6 +126,7 @@ impl CostClass {
             CostClass::PageRelease => "page release",
             CostClass::AddressSpaceLock => "address-space lock",
             CostClass::Reclaim => "reclaim and compaction",
+            CostClass::KernelSlab => "kernel slab",
             CostClass::ForkExit => "process and thread start and end",
             CostClass::FileSystem => "files and storage",
             CostClass::Sockets => "sockets and pipes",

@@ -176,6 +176,10 @@ pub const ALLOCATOR_ENTRY_POINTS: &[(&str, AllocatorKind)] = &[
     ("__libc_malloc_impl", AllocatorKind::Musl),
 ];
 
+/// A function of Google's tcmalloc, which has a cache for each CPU. The tcmalloc of gperftools has one for each thread, and no such
+/// function (tcmalloc/internal_malloc_extension.h).
+pub const PERCPU_TCMALLOC: &str = "MallocExtension_Internal_GetPerCpuCachesActive";
+
 /// Messages that only one allocator's code contains; used for stripped programs that are linked with it.
 pub const ALLOCATOR_MESSAGES: &[(&str, AllocatorKind)] = &[
     ("<jemalloc>: ", AllocatorKind::Jemalloc),

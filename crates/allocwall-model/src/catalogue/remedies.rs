@@ -4,6 +4,7 @@
 
 use super::cost::CostClass::{self, *};
 use super::modules::{AllocatorKind, JEMALLOC_CONF};
+use super::symbols::KernelObject;
 use super::walls::Wall;
 use std::collections::BTreeSet;
 
@@ -34,12 +35,12 @@ pub struct Remedy {
 
 /// What the user types or does. The texts have placeholders: `{cmd}`, `{threads}` (of the target's processes), `{triple}`,
 /// `{tunables:…}` (merged with the tunables that are already set), `{quota}`, `{whole_cpus}` (the quota, rounded up), `{arenas}`,
-/// `{java_heap}`, `{heap_growth}` (per cent, of a garbage-collected heap), `{node:…}` (the command with an option), `{jemalloc:…}` (in the variable that this build of jemalloc reads).
+/// `{java_heap}`, `{heap_growth}` (per cent, of a garbage-collected heap), `{heap}` (the size of malloc's), `{node:…}` (the command with an option), `{jemalloc:…}` (in the variable that this build of jemalloc reads).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum How {
     /// The command is started with the changes of `start`, with this argument instead of the default, if there is one.
     Start(Option<&'static str>),
-    /// A command that acts on running processes or on the machine.
+    /// A command that acts on running processes or on the machine, or that starts the command by `allocwall run`.
     Command(&'static str),
     /// Advice as text, not a command.
     Text(&'static str),
@@ -187,6 +188,8 @@ pub enum Library {
     /// Either library of gperftools, with or without its profilers.
     Tcmalloc,
     TcmallocMinimal,
+    /// Google's, which has the same file name as that of gperftools.
+    TcmallocPercpu,
     Mimalloc,
     Snmalloc,
     /// The program's own C library.
@@ -199,6 +202,7 @@ impl Library {
         match self {
             Library::Jemalloc => "/usr/lib/{triple}/libjemalloc.so.2",
             Library::Tcmalloc | Library::TcmallocMinimal => "/usr/lib/{triple}/libtcmalloc_minimal.so.4",
+            Library::TcmallocPercpu => "/usr/local/lib/libtcmalloc.so",
             Library::Mimalloc if musl => "/usr/lib/libmimalloc.so.2",
             Library::Mimalloc => "/usr/lib/{triple}/libmimalloc.so.2",
             Library::Snmalloc => "/usr/local/lib/libsnmallocshim.so",
@@ -214,14 +218,14 @@ impl Library {
             Library::Jemalloc => Some("libjemalloc2"),
             Library::Tcmalloc | Library::TcmallocMinimal => Some("libtcmalloc-minimal4"),
             Library::Mimalloc => Some("libmimalloc2.0"),
-            Library::Snmalloc | Library::Glibc => None,
+            Library::TcmallocPercpu | Library::Snmalloc | Library::Glibc => None,
         }
     }
 
     pub fn kind(self) -> AllocatorKind {
         match self {
             Library::Jemalloc => AllocatorKind::Jemalloc,
-            Library::Tcmalloc | Library::TcmallocMinimal => AllocatorKind::Tcmalloc,
+            Library::Tcmalloc | Library::TcmallocMinimal | Library::TcmallocPercpu => AllocatorKind::Tcmalloc,
             Library::Mimalloc => AllocatorKind::Mimalloc,
             Library::Snmalloc => AllocatorKind::Snmalloc,
             Library::Glibc => AllocatorKind::Glibc,
@@ -433,6 +437,7 @@ fn in_general(template: &str) -> String {
         ("{triple}", TRIPLE),
         ("{java_heap}", "by default a quarter of the memory"),
         ("{heap_growth}", "50"),
+        ("{heap}", "SIZE"),
     ]
     .iter()
     .fold(template.to_owned(), |text, (hole, word)| text.replace(hole, word));
@@ -566,8 +571,12 @@ pub enum Need {
     MapsMemory,
     /// Forked children start other programs: samples show exec.
     ForksToExec,
+    /// The target has just started, and most of its first touches are of glibc's heap.
+    ColdStart,
     /// Forked children keep running the program of their parent: almost no sample shows that exec frees a copied address space.
     ForksToStay,
+    /// Much of what the kernel's own allocator does is for these objects.
+    KernelSlabOf(KernelObject),
 }
 
 impl Need {
@@ -617,6 +626,8 @@ impl Need {
                 | MapsMemory
                 | ForksToExec
                 | ForksToStay
+                | ColdStart
+                | KernelSlabOf(_)
         )
     }
 
@@ -663,11 +674,18 @@ impl Need {
             Need::MapsMemory => "the program maps and touches other memory than files",
             Need::ForksToExec => "forked children start other programs",
             Need::ForksToStay => "forked children do not start other programs",
+            Need::ColdStart => "the program has just started, and touches its heap for the first time",
+            Need::KernelSlabOf(KernelObject::Message) => "much of kernel slab is for messages on sockets",
+            Need::KernelSlabOf(KernelObject::Connection) => "much of kernel slab is for sockets or pipes",
+            Need::KernelSlabOf(KernelObject::File) => "much of kernel slab is for files and names",
         };
         text.to_owned()
     }
 }
 
+/// A trial that counts the start of the program, and the first requests. Only the user knows their URL.
+pub const TRIAL_OF_START: &str =
+    "allocwall trial --with prefault={heap} --first 1000 --load URL -- {cmd}";
 const PRELOAD_BACKFIRES: &str =
     "5 to 10 % more resident memory is usual; the program crashes if it frees memory of another allocator";
 const PRELOAD_UNDO: &str = "restart without LD_PRELOAD";
@@ -1665,6 +1683,60 @@ pub const TABLE: &[Remedy] = &[
         start: None,
     },
     Remedy {
+        key: "keep-connections",
+        title: "keep connections instead of making one for each request",
+        kind: Kind::Advice,
+        walls: &[Wall::KernelSlab],
+        acts_on: Wall::KernelSlab.lines(),
+        effect: Effect::Unknown("depends on how many requests a kept connection serves"),
+        needs: &[Need::KernelSlabOf(KernelObject::Connection)],
+        restart: true,
+        how: How::Text(
+            "use keep-alive and connection pools, on both sides (HTTP: keep-alive; databases: a pool; a proxy: upstream keepalive); make the socket pair or the pipe of a worker once",
+        ),
+        note: "",
+        backfires: "idle connections hold memory and descriptors at both ends; a kept connection can be stale when it is used again; load is spread by connection, not by request",
+        undo: "revert the change",
+        moves: "kernel CPU time to memory of idle connections",
+        start: None,
+    },
+    Remedy {
+        key: "larger-messages",
+        title: "fewer, larger messages on sockets",
+        kind: Kind::Advice,
+        walls: &[Wall::KernelSlab],
+        acts_on: Wall::KernelSlab.lines(),
+        effect: Effect::Unknown("depends on how many messages fit into one"),
+        needs: &[Need::KernelSlabOf(KernelObject::Message)],
+        restart: true,
+        how: How::Text(
+            "collect small writes and send them with one call (a buffer, writev, pipelining); for UDP, many datagrams in one sk_buff (UDP_SEGMENT, UDP_GRO)",
+        ),
+        note: "sendmmsg, recvmmsg and io_uring save system calls, but each message keeps its own sk_buff",
+        backfires: "a message that waits for others arrives later",
+        undo: "revert the change",
+        moves: "kernel CPU time to latency of the first message of each batch",
+        start: None,
+    },
+    Remedy {
+        key: "keep-files-open",
+        title: "keep files open, and remember names that do not exist",
+        kind: Kind::Advice,
+        walls: &[Wall::KernelSlab],
+        acts_on: Wall::KernelSlab.lines(),
+        effect: Effect::Unknown("depends on how often the same files and names come again"),
+        needs: &[Need::KernelSlabOf(KernelObject::File)],
+        restart: true,
+        how: How::Text(
+            "open a file once and read it with pread; keep a cache of open files (nginx: open_file_cache); open below a directory descriptor (openat); look up each name once, also if it does not exist",
+        ),
+        note: "",
+        backfires: "descriptors are limited (ulimit -n); a file that is replaced by another one of its name is seen late; so is a name that comes to exist",
+        undo: "revert the change",
+        moves: "kernel CPU time to descriptors and to memory of the program",
+        start: None,
+    },
+    Remedy {
         key: "keep-files-mapped",
         title: "keep files mapped, or map all pages with one call",
         kind: Kind::Advice,
@@ -1724,6 +1796,28 @@ pub const TABLE: &[Remedy] = &[
             argument: Argument::Source,
             applied: &[Change::Preload(Library::TcmallocMinimal)],
             page: "The same as tcmalloc, but always the library without the profilers.",
+        }),
+    },
+    Remedy {
+        key: "tcmalloc-percpu",
+        title: "preload Google's tcmalloc, with a cache per CPU",
+        kind: Kind::Process,
+        walls: &[],
+        acts_on: ALLOCATOR_LINES,
+        effect: Effect::Unknown("this allocator was not measured: run a trial"),
+        needs: &[Need::Glibc(2, 35), Need::Preload],
+        restart: true,
+        how: How::Start(None),
+        note: "",
+        backfires: PRELOAD_BACKFIRES,
+        undo: "restart without LD_PRELOAD and the tunable",
+        moves: "lock waits and slow paths to per-CPU caches, which hold more resident memory",
+        start: Some(Start {
+            argument: Argument::Source,
+            // The kernel takes one area for restartable sequences from a thread, and glibc registers its own first (rseq_register in
+            // kernel/rseq.c).
+            applied: &[Change::Preload(Library::TcmallocPercpu), Change::Tunable("glibc.pthread.rseq", "0")],
+            page: "Google's tcmalloc, not that of gperftools, has a cache for each CPU. For that it needs restartable sequences (rseq), which glibc uses itself since 2.35, so the tunable turns that off in glibc. Distributions have no package of it: install your own build as /usr/local/lib/libtcmalloc.so, or give its file with `tcmalloc-percpu@/path/lib.so`. allocwall recognizes it by a function that gperftools does not have.",
         }),
     },
     Remedy {
@@ -1874,20 +1968,20 @@ pub const TABLE: &[Remedy] = &[
         key: "prefault",
         title: "grow and touch the heap before main",
         kind: Kind::Process,
-        walls: &[],
+        walls: &[Wall::FirstTouch],
         acts_on: Wall::FirstTouch.lines(),
-        effect: Effect::AtMost(1.0, "only first touches of the first SIZE bytes of the main thread's arena"),
-        needs: &[Need::Preload],
+        effect: Effect::Unknown("try it: the start pays for these touches, and the first requests are faster by an unknown amount"),
+        needs: &[Need::Preload, Need::ColdStart],
         restart: true,
-        how: How::Start(None),
-        note: "allocwall run --print --with prefault=SIZE prints the library's path",
-        backfires: "each program that the command starts takes longer to start, because it touches SIZE; SIZE stays resident",
+        how: How::Command("allocwall run --with prefault={heap} -- {cmd}"),
+        note: TRIAL_OF_START,
+        backfires: "each program that the command starts takes longer to start, because it touches SIZE; all of SIZE is resident at once, and stays so, even if the program needs less",
         undo: "restart without this remedy",
         moves: "first touches from requests to the start of the program",
         start: Some(Start {
             argument: Argument::Value(Form::Bytes),
             applied: &[Change::Prefault("{}")],
-            page: "allocwall preloads a small library. Before main it allocates SIZE, writes to each page, and frees all of it. glibc is set to keep this memory for the main thread's arena. Another allocator keeps it only as long as it keeps free memory.",
+            page: "allocwall preloads a small library. Before main it allocates SIZE, writes to each page, and frees all of it. glibc is set to keep this memory for the main thread's arena. Another allocator keeps it only as long as it keeps free memory. A trial with --first N counts the start too: the time until the first N requests are answered, and the slowest of them. `allocwall run --print --with prefault=SIZE` prints the library's path.",
         }),
     },
     Remedy {
@@ -2158,6 +2252,7 @@ mod tests {
             ("tcmalloc", Some("Debian: libtcmalloc-minimal4")),
             ("mimalloc", Some("Debian: libmimalloc2.0")),
             ("mimalloc-musl", Some("Alpine: mimalloc2")),
+            ("tcmalloc-percpu", None),
             ("snmalloc", None),
             ("glibc", None),
             ("gogc", None),

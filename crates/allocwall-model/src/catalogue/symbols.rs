@@ -46,6 +46,9 @@ pub enum KernelRole {
     Switch,
     /// A process or thread starts or ends.
     ForkExit,
+    /// The kernel's own allocator of small objects, and the functions that make and free sk_buffs and dentries. The caller decides:
+    /// faults, map calls, reclaim, and processes that start and end have its time on their lines.
+    Slab,
     FileSystem,
     Sockets,
     /// A system call that waits for many files or for a time.
@@ -297,6 +300,10 @@ pub const KERNEL: &[(&str, KernelRole)] = &[
     ("madvise_*", Map),
     ("do_mprotect_pkey", Map),
     ("mprotect_fixup", Map),
+    // Frees mappings and their tree after a grace period, in an interrupt: mm/vma.c (6.4 to 6.13), lib/maple_tree.c.
+    ("vm_area_free_rcu_cb", Map),
+    ("mt_free_rcu", Map),
+    ("mt_free_walk", Map),
     ("do_mremap", Map),
     ("move_page_tables", Map),
     ("move_vma", Map),
@@ -343,6 +350,69 @@ pub const KERNEL: &[(&str, KernelRole)] = &[
     ("load_misc_binary", ForkExit),
     ("sys_execve*", ForkExit),
 
+    // mm/slub.c, mm/slab.c (until 6.7), mm/slab_common.c, the charge to the cgroup in mm/memcontrol.c. `_noprof` since 6.10,
+    // sheaves (`pcs`, `barn`) since 6.18.
+    ("kmem_cache_alloc*", Slab),
+    ("__kmem_cache_alloc*", Slab),
+    ("kmem_cache_free*", Slab),
+    ("__kmem_cache_free*", Slab),
+    ("kmalloc*", Slab),
+    ("__kmalloc*", Slab),
+    ("kvmalloc*", Slab),
+    ("__kvmalloc*", Slab),
+    ("krealloc*", Slab),
+    ("kvfree", Slab),
+    ("kvfree_rcu_*", Slab),
+    ("kfree*", Slab),
+    ("slab_*", Slab),
+    ("__slab_*", Slab),
+    ("___slab_*", Slab),
+    ("new_slab", Slab),
+    ("allocate_slab", Slab),
+    ("discard_slab", Slab),
+    ("deactivate_slab", Slab),
+    ("free_slab", Slab),
+    ("__free_slab", Slab),
+    ("rcu_free_slab", Slab),
+    ("get_partial_node", Slab),
+    ("get_any_partial", Slab),
+    ("put_cpu_partial", Slab),
+    ("unfreeze_partials", Slab),
+    ("__unfreeze_partials", Slab),
+    ("__put_partials", Slab),
+    ("build_detached_freelist", Slab),
+    ("__pcs_*", Slab),
+    ("alloc_from_pcs*", Slab),
+    ("free_to_pcs*", Slab),
+    ("barn_*", Slab),
+    ("rcu_free_sheaf*", Slab),
+    ("sheaf_flush*", Slab),
+    ("cache_alloc_refill", Slab),
+    ("cache_flusharray", Slab),
+    ("___cache_free", Slab),
+    ("memcg_slab_*", Slab),
+    ("__memcg_slab_*", Slab),
+    ("memcg_alloc_slab_*", Slab),
+    // net/core/skbuff.c, fs/dcache.c.
+    ("__alloc_skb", Slab),
+    ("alloc_skb_*", Slab),
+    ("__napi_alloc_skb", Slab),
+    ("napi_alloc_skb", Slab),
+    ("__netdev_alloc_skb", Slab),
+    ("napi_skb_*", Slab),
+    ("napi_consume_skb", Slab),
+    ("consume_skb", Slab),
+    ("__kfree_skb", Slab),
+    ("sk_skb_reason_drop", Slab),
+    ("skb_release_*", Slab),
+    ("skb_free_head", Slab),
+    ("d_alloc", Slab),
+    ("__d_alloc", Slab),
+    ("d_alloc_pseudo", Slab),
+    ("d_alloc_anon", Slab),
+    ("dentry_free", Slab),
+    ("__d_free*", Slab),
+
     // Sockets and pipes: net/, fs/pipe.c, fs/splice.c, fs/eventfd.c; drivers of virtual machines.
     ("sock_*", Sockets),
     ("__sock_*", Sockets),
@@ -384,10 +454,6 @@ pub const KERNEL: &[(&str, KernelRole)] = &[
     ("netlink_*", Sockets),
     ("skb_*", Sockets),
     ("__skb_*", Sockets),
-    ("__alloc_skb", Sockets),
-    ("kfree_skb*", Sockets),
-    ("__kfree_skb", Sockets),
-    ("consume_skb", Sockets),
     ("net_rx_action", Sockets),
     ("net_tx_action", Sockets),
     ("napi_*", Sockets),
@@ -632,6 +698,7 @@ pub fn process_step<'a>(kernel_symbols: impl IntoIterator<Item = &'a str>) -> Op
 /// The roles are in stack order, leaf first. None is a function that is not in the table.
 pub fn kernel_line(roles: impl IntoIterator<Item = Option<KernelRole>>) -> KernelLine {
     let mut pending = None;
+    let mut in_slab = false;
     // The class if no function says more.
     let mut otherwise = CostClass::OtherKernel;
     let mut roles = roles.into_iter().enumerate();
@@ -649,6 +716,10 @@ pub fn kernel_line(roles: impl IntoIterator<Item = Option<KernelRole>>) -> Kerne
             }
             Switch => {
                 otherwise = CostClass::Scheduling;
+                continue;
+            }
+            Slab => {
+                in_slab = true;
                 continue;
             }
             Entry if depth == 0 => return KernelLine::ByCaller(CostClass::OtherKernel),
@@ -713,9 +784,52 @@ pub fn kernel_line(roles: impl IntoIterator<Item = Option<KernelRole>>) -> Kerne
             NumaScan => CostClass::OtherKernel,
             Interrupt | Elsewhere => otherwise,
         };
-        return KernelLine::Class(class);
+        return KernelLine::Class(with_slab(class, in_slab));
     }
-    KernelLine::Class(otherwise)
+    KernelLine::Class(with_slab(otherwise, in_slab))
+}
+
+/// The line of work that may be in the kernel's own allocator. What that does for first touches, mappings, reclaim or processes
+/// stays with them: what changes their number changes it too.
+fn with_slab(class: CostClass, in_slab: bool) -> CostClass {
+    match class {
+        CostClass::FileSystem | CostClass::Sockets | CostClass::Scheduling | CostClass::OtherKernel
+            if in_slab =>
+        {
+            CostClass::KernelSlab
+        }
+        class => class,
+    }
+}
+
+/// What the kernel's own allocator works for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KernelObject {
+    /// A message on a socket: a sk_buff.
+    Message,
+    /// A socket or a pipe.
+    Connection,
+    /// An open file, a name (dentry) or an inode.
+    File,
+}
+
+/// What it works for in a kernel stack, whose functions are given with their roles, leaf first. None if the stack does not show it:
+/// many objects are freed later, in an interrupt.
+pub fn kernel_object<'a>(
+    frames: impl IntoIterator<Item = (Option<KernelRole>, &'a str)>,
+) -> Option<KernelObject> {
+    let mut object = None;
+    for (role, symbol) in frames {
+        match role {
+            Some(Slab) if symbol.contains("skb") => return Some(KernelObject::Message),
+            Some(Sockets) => return Some(KernelObject::Connection),
+            // A socket has a file too: the functions further out may be those of sockets.
+            Some(FileSystem) => object = Some(KernelObject::File),
+            Some(Interrupt) => break,
+            _ => {}
+        }
+    }
+    object
 }
 
 /// What the roles of a kernel stack, leaf first, say about a page fault; None if the stack is not in one.
@@ -1497,6 +1611,70 @@ mod tests {
             assert_eq!(line(stack), KernelLine::Class(class), "{stack}");
         }
         assert_eq!(line("do_fault;__handle_mm_fault;exc_page_fault"), KernelLine::SomeFault);
+    }
+
+    #[test]
+    fn the_kernels_own_allocator_has_a_line_unless_memory_or_processes_are_its_cause() {
+        let line = |stack: &str| kernel_line(stack.split(';').map(kernel_role));
+        for (stack, class) in [
+            ("kmem_cache_alloc_noprof;alloc_empty_file;path_openat;do_filp_open", CostClass::KernelSlab),
+            (
+                "clear_page_erms;allocate_slab;___slab_alloc;kmem_cache_alloc;sk_prot_alloc;inet_create",
+                CostClass::KernelSlab,
+            ),
+            ("page_counter_uncharge;__memcg_slab_free_hook;kmem_cache_free;__fput", CostClass::KernelSlab),
+            ("kfree;tty_ioctl;__x64_sys_ioctl", CostClass::KernelSlab),
+            ("kmem_cache_alloc;ep_insert;do_epoll_ctl", CostClass::KernelSlab),
+            (
+                "__slab_free;kmem_cache_free;i_callback;rcu_do_batch;handle_softirqs;sysvec_apic_timer_interrupt",
+                CostClass::KernelSlab,
+            ),
+            // The same callers without it, and an interrupt that comes while it runs.
+            ("fd_install;path_openat;do_filp_open", CostClass::FileSystem),
+            ("sk_prot_alloc;inet_create;__sock_create", CostClass::Sockets),
+            ("rcu_do_batch;handle_softirqs;sysvec_apic_timer_interrupt", CostClass::OtherKernel),
+            (
+                "update_process_times;sysvec_apic_timer_interrupt;kmem_cache_alloc;path_openat",
+                CostClass::OtherKernel,
+            ),
+            // Work of a socket within the end of a message.
+            ("sock_wfree;skb_release_head_state;consume_skb;unix_stream_read_generic", CostClass::Sockets),
+            // Queueing memory that is freed later.
+            ("kvfree_call_rcu;ep_remove;do_epoll_ctl", CostClass::Scheduling),
+            // Faults, map calls, reclaim and processes pay for it themselves.
+            ("kmem_cache_alloc;__anon_vma_prepare;do_anonymous_page;exc_page_fault", CostClass::FaultPath),
+            ("kmem_cache_alloc;mas_preallocate;do_vmi_align_munmap;__x64_sys_munmap", CostClass::MapCalls),
+            (
+                "kmem_cache_free;vm_area_free_rcu_cb;rcu_do_batch;handle_softirqs;sysvec_apic_timer_interrupt",
+                CostClass::MapCalls,
+            ),
+            (
+                "kmem_cache_free;__d_free;shrink_dentry_list;prune_dcache_sb;do_shrink_slab;shrink_node",
+                CostClass::Reclaim,
+            ),
+            ("kmem_cache_alloc_node;dup_task_struct;copy_process;kernel_clone", CostClass::ForkExit),
+        ] {
+            assert_eq!(line(stack), KernelLine::Class(class), "{stack}");
+        }
+    }
+
+    #[test]
+    fn the_caller_shows_what_the_kernels_own_allocator_works_for() {
+        let object =
+            |stack: &str| kernel_object(stack.split(';').map(|symbol| (kernel_role(symbol), symbol)));
+        for (stack, expected) in [
+            ("kfree;skb_release_data;consume_skb;unix_stream_read_generic", Some(KernelObject::Message)),
+            ("kmem_cache_alloc;alloc_skb_with_frags;sock_alloc_send_pskb", Some(KernelObject::Message)),
+            ("kmem_cache_alloc;sk_prot_alloc;unix_create1;__sys_socketpair", Some(KernelObject::Connection)),
+            ("kmem_cache_free;iput;sock_release;sock_close;__fput", Some(KernelObject::Connection)),
+            ("__d_alloc;d_alloc_parallel;link_path_walk;vfs_statx", Some(KernelObject::File)),
+            ("kmem_cache_free;__fput;task_work_run", Some(KernelObject::File)),
+            // What the interrupt came into says nothing.
+            ("kfree;rcu_do_batch;handle_softirqs;sysvec_apic_timer_interrupt;vfs_read", None),
+            ("kfree;tty_ioctl", None),
+        ] {
+            assert_eq!(object(stack), expected, "{stack}");
+        }
     }
 
     #[test]

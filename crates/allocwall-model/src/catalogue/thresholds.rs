@@ -16,7 +16,7 @@ pub struct Threshold {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Floor {
-    /// CPU-seconds or thread-seconds lost per second of the window.
+    /// CPU-seconds, thread-seconds or seconds of connections lost per second of the window.
     PerSecond(f64),
     Bytes(f64),
     /// The share alone decides: it is already a share of time or of memory accesses.
@@ -61,7 +61,22 @@ pub struct Pressure {
 
 pub const PRESSURE: Pressure = Pressure { reclaim: 0.05, stalled: 0.10, major_faults: 100.0 };
 
-pub const TABLE: [Threshold; 19] = [
+/// What a disk does that threads have to wait for.
+pub struct DiskLoad {
+    /// Part of the time in which it is busy. In a queue with one server, a request that comes while it is busy 60 % of the time
+    /// waits 1.5 times as long as it is served (M/M/1). Gregg's USE method takes the same value.
+    pub busy: f64,
+    /// Milliseconds a request: a random access of a spinning disk takes 10 (a seek and half a turn), of flash 0.1.
+    pub slow_ms: f64,
+}
+
+pub const DISK_LOAD: DiskLoad = DiskLoad { busy: 0.60, slow_ms: 10.0 };
+
+/// A connection stands still for at least this time until a segment without an answer is sent again: TCP_RTO_MIN of
+/// include/net/tcp.h.
+pub const LEAST_TIMEOUT_S: f64 = 0.2;
+
+pub const TABLE: [Threshold; 22] = [
     Threshold {
         wall: Wall::CgroupThrottling,
         contributor: 0.01,
@@ -89,6 +104,20 @@ pub const TABLE: [Threshold; 19] = [
         wall_from: 0.60,
         floor: Floor::None,
         source: "our choice: if the target uses less than 0.4 CPUs, it waits most of the time, and saving CPU time would not make it faster",
+    },
+    Threshold {
+        wall: Wall::Disk,
+        contributor: 0.05,
+        wall_from: 0.20,
+        floor: Floor::PerSecond(0.05),
+        source: "our choice, as for the run queue: a thread had work but could not run; and a disk must be busy 60 % of the time (Gregg, Systems Performance), or take 10 ms a request, the time of a random access of a spinning disk",
+    },
+    Threshold {
+        wall: Wall::Network,
+        contributor: 0.01,
+        wall_from: 0.10,
+        floor: Floor::PerSecond(0.05),
+        source: "a loss of 1 % leaves a TCP connection a window of 1.22/√0.01 = 12 segments (Mathis et al., CCR 1997), just above the 10 that it begins with (RFC 6928); a loss of 10 % leaves 4, the fewest for a fast retransmission (RFC 5681)",
     },
     Threshold {
         wall: Wall::ApplicationLock,
@@ -159,6 +188,13 @@ pub const TABLE: [Threshold; 19] = [
         wall_from: 0.15,
         floor: Floor::PerSecond(0.05),
         source: "as for first touch; without counted loads, a wall only if 80 % of the accesses are expected on another node",
+    },
+    Threshold {
+        wall: Wall::KernelSlab,
+        contributor: 0.05,
+        wall_from: 0.15,
+        floor: Floor::PerSecond(0.05),
+        source: "as for first touch: the kernel makes memory ready for the program's work",
     },
     Threshold {
         wall: Wall::CallRate,

@@ -11,6 +11,10 @@ pub enum Wall {
     RunQueue,
     /// The target waits for I/O, the network or a timer. More CPU would not help.
     Waiting,
+    /// Threads wait for a disk that is busy or slow.
+    Disk,
+    /// TCP segments are lost and sent again.
+    Network,
     /// Threads wait for the application's own locks.
     ApplicationLock,
     /// Threads wait for Python's GIL.
@@ -24,6 +28,8 @@ pub enum Wall {
     AddressSpaceLock,
     Tlb,
     Numa,
+    /// The kernel's own allocator makes and frees objects for sockets, messages, files and names.
+    KernelSlab,
     CallRate,
     /// The bytes of the blocks cost the time, not the number of calls.
     LargeAllocations,
@@ -33,11 +39,13 @@ pub enum Wall {
 }
 
 impl Wall {
-    pub const ALL: [Wall; 19] = [
+    pub const ALL: [Wall; 22] = [
         Wall::CgroupThrottling,
         Wall::Steal,
         Wall::RunQueue,
         Wall::Waiting,
+        Wall::Disk,
+        Wall::Network,
         Wall::ApplicationLock,
         Wall::Gil,
         Wall::GarbageCollector,
@@ -48,6 +56,7 @@ impl Wall {
         Wall::AddressSpaceLock,
         Wall::Tlb,
         Wall::Numa,
+        Wall::KernelSlab,
         Wall::CallRate,
         Wall::LargeAllocations,
         Wall::AllocatorCode,
@@ -55,20 +64,21 @@ impl Wall {
         Wall::Retention,
     ];
 
-    /// Number of the rung (1 to 11) that judges this wall.
+    /// Number of the rung (1 to 12) that judges this wall.
     pub fn rung(self) -> u8 {
         match self {
             Wall::CgroupThrottling | Wall::Steal | Wall::RunQueue => 1,
-            Wall::Waiting | Wall::ApplicationLock | Wall::Gil => 2,
+            Wall::Waiting | Wall::Disk | Wall::Network | Wall::ApplicationLock | Wall::Gil => 2,
             Wall::GarbageCollector => 3,
             Wall::FirstTouch | Wall::Fork | Wall::FileFault => 4,
             Wall::MapChurn => 5,
             Wall::AddressSpaceLock => 6,
             Wall::Tlb => 7,
             Wall::Numa => 8,
-            Wall::CallRate | Wall::LargeAllocations => 9,
-            Wall::AllocatorCode | Wall::AllocatorContention => 10,
-            Wall::Retention => 11,
+            Wall::KernelSlab => 9,
+            Wall::CallRate | Wall::LargeAllocations => 10,
+            Wall::AllocatorCode | Wall::AllocatorContention => 11,
+            Wall::Retention => 12,
         }
     }
 
@@ -82,6 +92,7 @@ impl Wall {
             Wall::FileFault => &[FileFault],
             Wall::MapChurn => &[MapCalls, PageRelease],
             Wall::AddressSpaceLock => &[AddressSpaceLock],
+            Wall::KernelSlab => &[KernelSlab],
             Wall::CallRate => &[AllocatorCode, RuntimeAllocator],
             Wall::LargeAllocations => &[BlockFilling],
             Wall::AllocatorCode => &[AllocatorCode],
@@ -93,7 +104,7 @@ impl Wall {
     /// The lines of the bill's waiting time that belong to this wall.
     pub const fn waits(self) -> &'static [WaitClass] {
         match self {
-            Wall::Waiting => &[WaitClass::Storage],
+            Wall::Waiting | Wall::Disk => &[WaitClass::Storage],
             Wall::ApplicationLock => &[WaitClass::ApplicationLock],
             Wall::Gil => &[WaitClass::Gil],
             Wall::AddressSpaceLock => &[WaitClass::AddressSpaceLock],
@@ -109,6 +120,8 @@ impl Wall {
             Wall::Steal => "steal",
             Wall::RunQueue => "run_queue",
             Wall::Waiting => "waiting",
+            Wall::Disk => "disk",
+            Wall::Network => "network",
             Wall::ApplicationLock => "application_lock",
             Wall::Gil => "gil",
             Wall::GarbageCollector => "garbage_collector",
@@ -119,6 +132,7 @@ impl Wall {
             Wall::AddressSpaceLock => "address_space_lock",
             Wall::Tlb => "tlb",
             Wall::Numa => "numa",
+            Wall::KernelSlab => "kernel_slab",
             Wall::CallRate => "call_rate",
             Wall::LargeAllocations => "large_allocations",
             Wall::AllocatorCode => "allocator_code",
@@ -133,6 +147,8 @@ impl Wall {
             Wall::Steal => "steal",
             Wall::RunQueue => "run-queue wait",
             Wall::Waiting => "waiting, not CPU",
+            Wall::Disk => "disk",
+            Wall::Network => "network",
             Wall::ApplicationLock => "application locks",
             Wall::Gil => "Python's GIL",
             Wall::GarbageCollector => "garbage collector",
@@ -143,6 +159,7 @@ impl Wall {
             Wall::AddressSpaceLock => "address-space lock",
             Wall::Tlb => "TLB",
             Wall::Numa => "NUMA",
+            Wall::KernelSlab => "kernel slab",
             Wall::CallRate => "call rate",
             Wall::LargeAllocations => "large allocations",
             Wall::AllocatorCode => "allocator code",
@@ -165,6 +182,12 @@ impl Wall {
             }
             Wall::Waiting => {
                 "The threads wait for the network, for storage or for work. The target has enough CPU, so no remedy for memory helps."
+            }
+            Wall::Disk => {
+                "The threads wait for a disk that is busy or slow. allocwall compares the time in which they wait for storage with /proc/diskstats, where the kernel counts for each disk how long it was busy and how long its requests took, as iostat shows it. A thread waits for a disk only while the disk is busy: disks that were busy for less than 5 % of the window in all are ruled out. Other processes use the disks too. No remedy for memory helps."
+            }
+            Wall::Network => {
+                "TCP segments are lost and sent again. If no answer comes in time, the connection stands still for 0.2 s or more. The kernel counts this for the whole network namespace of the target (/proc/PID/net), which other processes may share. Only losses in TCP are judged: a peer that answers late is time on the line of waiting. No remedy for memory helps."
             }
             Wall::ApplicationLock => {
                 "Threads wait for locks that the program takes itself, outside the allocator. Only a change of its code helps."
@@ -196,11 +219,14 @@ impl Wall {
             Wall::Numa => {
                 "Pages are on another NUMA node than the threads that use them. Where the processor counts loads from other nodes, the wall is judged by that count. Otherwise allocwall compares where the pages of each process are with the CPUs that its samples ran on, and assumes that all pages are used equally often. That gives an upper bound of the cost, at this machine's price of a remote load. The bound can rule this wall out. Without a count of remote loads, it is found only if at least 80 % of the accesses to a large memory go to another node."
             }
+            Wall::KernelSlab => {
+                "The kernel allocates memory for its own objects, too: each new connection, open file and looked-up name, and each message on a socket (sk_buff). Its allocator of small objects (slab) counts here, with the charge to the cgroup, and with objects that are freed later, in an interrupt. Programs that make short connections, open files for each request, or send many small messages pay this cost each time. Another malloc does not change it. Neither does the kernel's option slab_nomerge: it only keeps caches apart. Objects for mappings, page faults, and processes that start and end are on the lines of those."
+            }
             Wall::CallRate => {
                 "The program makes many cheap calls of malloc and free; each one is fast. Allocate less: use pools, one arena per request, or parse only the needed parts of a document. Another allocator saves little of the calls' own time. But it places blocks elsewhere, and a program that follows pointers can gain much from that; only a trial shows it."
             }
             Wall::LargeAllocations => {
-                "The program allocates large blocks, and the time goes to filling them with zeros or copying them, not to finding them: calloc on memory that was used before, realloc that moves a block, new slices in Go, new arrays in Java. A few calls are enough. Another allocator fills and copies about as many bytes. Reuse the blocks, allocate smaller ones, or ask for zeros only where they are needed. JIT-compiled code zeroes its new objects itself; that time is counted as application."
+                "The program allocates large blocks, and the time goes to filling them with zeros or copying them, not to finding them: calloc on memory that was used before, realloc that moves a block, new slices in Go, new arrays in Java. A few calls are enough. Another allocator fills and copies about as many bytes. Reuse the blocks, allocate smaller ones, or ask for zeros only where they are needed. JIT-compiled code zeroes its new objects itself; that time is counted as application. So are the zeros of a calloc that is called through a register or a function pointer: it ends with a jump to memset, and the call in the code does not show the function."
             }
             Wall::AllocatorCode => {
                 "The allocator's slow paths take the time: it searches, splits and merges blocks, and refills its caches."

@@ -4,6 +4,7 @@ pub mod random;
 pub mod ranks;
 pub mod several;
 pub mod size;
+pub mod trend;
 
 use crate::units::Interval;
 use statrs::distribution::{Binomial, ContinuousCDF, DiscreteCDF, StudentsT};
