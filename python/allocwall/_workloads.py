@@ -1,8 +1,13 @@
 """The programs of `allocwall bench obmalloc`, each run in a new process: python -m allocwall._workloads NAME ARM [SET [FOLDER]].
 
 Each program has three parts that are timed separately: build the data, use it, and free it. This module has the nine workloads of the
-published comparison of pymalloc on huge pages, with its sizes and without the garbage collector. Real programs are in `_real`,
-ordinary ones in `_ordinary`. `--probe SET` prints, as JSON, the kind of this interpreter and the missing packages of each program of a set.
+published comparison of pymalloc on huge pages, without the garbage collector, and variants of four of them. Real programs are in
+`_real`, ordinary ones in `_ordinary`. `--probe SET` prints, as JSON, the kind of this interpreter and the missing packages of each program
+of a set.
+
+Published are the kinds, numbers and sizes of the objects, what is done with them, and that all of them die at the end. Published times are
+those of the whole, here the total. Chosen here: what counts as building and what as using; that every other block is the one at an even
+place; that to touch a block is to write its byte 0; the keys and values of the dicts.
 """
 
 import collections
@@ -26,6 +31,8 @@ class Workload(NamedTuple):
     inputs: Optional[Callable[[str], Any]] = None
     #: Required packages that are not in the standard library.
     needs: Tuple[str, ...] = ()
+    #: Its heap may not fill a huge page.
+    small: bool = False
 
 
 def _blocks(count: int, size: int) -> List[bytearray]:
@@ -37,10 +44,30 @@ def _write_first(blocks: List[bytearray]) -> None:
         block[0] = 1
 
 
-def _append_and_pop(blocks: "collections.deque[bytearray]") -> None:
-    for _ in range(200_000):
+def _appended(count: int) -> List[bytearray]:
+    blocks: List[bytearray] = []
+    for _ in range(count):
+        blocks.append(bytearray(64))
+    return blocks
+
+
+def _append_and_pop(blocks: List[bytearray]) -> None:
+    """As often as there are blocks. Each pop moves the places of all the others: 1.6 MB for 200,000 blocks."""
+    for _ in range(len(blocks)):
+        blocks.append(bytearray(64))
+        blocks.pop(0)
+
+
+def _append_and_pop_left(blocks: "collections.deque[bytearray]") -> None:
+    for _ in range(len(blocks)):
         blocks.append(bytearray(64))
         blocks.popleft()
+
+
+def _make_and_delete(count: int) -> None:
+    for _ in range(count):
+        made = {"a": 1, "b": 2, "c": 3, "d": 4}
+        del made
 
 
 def _drop_and_refill(blocks: List[Any]) -> None:
@@ -58,15 +85,19 @@ def _mixed() -> List[bytearray]:
 class _Point:
     __slots__ = ("x", "y", "z")
 
-    def __init__(self, x: int) -> None:
+    def __init__(self, x: int, y: int, z: int) -> None:
         self.x = x
-        self.y = x
-        self.z = x
+        self.y = y
+        self.z = z
 
 
-def _pressure(_: None) -> None:
-    for _round in range(10):
-        blocks = _blocks(200_000, 256)
+def _layers(layers: int, count: int) -> List[List[bytearray]]:
+    return [_blocks(count, 256) for _ in range(layers)]
+
+
+def _rounds(rounds: int, count: int) -> None:
+    for _ in range(rounds):
+        blocks = _blocks(count, 256)
         del blocks
 
 
@@ -81,23 +112,48 @@ def _nothing(_: Any) -> None:
     pass
 
 
-WORKLOADS: Dict[str, Workload] = {
+#: By their published names.
+PUBLISHED: Dict[str, Workload] = {
     "tuples": Workload("1 M tuples of three ints", lambda: [(i, i + 1, i + 2) for i in range(1_000_000)], _nothing),
     "fragmentation": Workload("500 k of 128 B, every second one replaced", lambda: _blocks(500_000, 128), _drop_and_refill),
     "mixed": Workload("500 k of 8 to 512 B", _mixed, _nothing),
     "bulk": Workload("1 M of 48 B, one byte written to each", lambda: _blocks(1_000_000, 48), _write_first),
-    "instances": Workload("500 k objects with three slots", lambda: [_Point(i) for i in range(500_000)], _nothing),
-    "arena_pressure": Workload("10 times 200 k of 256 B", lambda: None, _pressure),
+    "instances": Workload(
+        "500 k objects with three slots, each with an int of its own",
+        lambda: [_Point(i, i + 1, i + 2) for i in range(500_000)],
+        _nothing,
+    ),
+    "arena_pressure": Workload("10 layers of 200 k of 256 B, all kept: 700 MB", lambda: _layers(10, 200_000), _nothing),
     "random_walk": Workload("1 M of 64 B, touched in random order", lambda: _blocks(1_000_000, 64), _walk),
     "churn": Workload(
-        "queue of 200 k of 64 B; 200 k times one added and the oldest removed",
-        lambda: collections.deque(_blocks(200_000, 64)),
-        _append_and_pop,
+        "200 k of 64 B in a list; 200 k times one appended and the first popped", lambda: _appended(200_000), _append_and_pop
     ),
     "dict_churn": Workload(
-        "500 k dicts of four keys", lambda: [{"a": i, "b": i, "c": i, "d": i} for i in range(500_000)], _nothing
+        "500 k times a dict of four keys is made and deleted", lambda: None, lambda _: _make_and_delete(500_000), small=True
     ),
 }
+
+#: In these, the arenas grow where the published workload stays small, or shrink again where it keeps all, or the list does not move.
+VARIANTS: Dict[str, Workload] = {
+    "instances_shared": Workload(
+        "variant of instances: one int in all three slots", lambda: [_Point(i, i, i) for i in range(500_000)], _nothing
+    ),
+    "arena_rounds": Workload(
+        "variant of arena_pressure: 10 times 200 k of 256 B, freed each time", lambda: None, lambda _: _rounds(10, 200_000)
+    ),
+    "churn_deque": Workload(
+        "variant of churn: a deque, from which the first is removed without a move",
+        lambda: collections.deque(_appended(200_000)),
+        _append_and_pop_left,
+    ),
+    "dicts_kept": Workload(
+        "variant of dict_churn: 500 k dicts of four keys, all kept",
+        lambda: [{"a": i, "b": i, "c": i, "d": i} for i in range(500_000)],
+        _nothing,
+    ),
+}
+
+WORKLOADS: Dict[str, Workload] = {**PUBLISHED, **VARIANTS}
 
 
 def programs(name: str) -> Dict[str, Workload]:
@@ -194,6 +250,7 @@ def probe(name: str) -> Dict[str, Any]:
             {
                 "name": key,
                 "about": program.doc,
+                "small": name == "ordinary" or program.small,
                 "missing": [need for need in program.needs if importlib.util.find_spec(need) is None],
             }
             for key, program in programs(name).items()

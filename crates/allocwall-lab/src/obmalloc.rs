@@ -1,7 +1,7 @@
 //! CPython's object arenas, stock and on huge pages: the arms, the metrics, and the table. Each program is a separate trial. Its
 //! statistics are corrected for the arms of one program, but not across programs.
 
-use allocwall_host::installed;
+use allocwall_host::{hardware, installed};
 use allocwall_model::catalogue::nearest::hint;
 use allocwall_model::catalogue::remedies::{ARENA_HOOK, ARENA_HOOK_ON};
 use allocwall_model::error::{Error, Result};
@@ -10,7 +10,7 @@ use allocwall_model::units::{Interval, Measured, thousands};
 use allocwall_report::escape::terminal;
 use allocwall_report::layout::{elide_end, left, right, wrap};
 use allocwall_trial::arm::Expectation;
-use allocwall_trial::batch::{Batch, Prepared, TLB_MISSES};
+use allocwall_trial::batch::{Batch, Prepared};
 use allocwall_trial::conduct::{Ran, Subject};
 use allocwall_trial::load::metric::Figure;
 use allocwall_trial::run::Start;
@@ -25,7 +25,7 @@ use std::time::Duration;
 /// The set of programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Set {
-    /// The nine workloads of the published comparison.
+    /// The nine workloads of the published comparison, then variants of them.
     Workloads,
     /// Heaps of 200 MB to 2 GB.
     Real,
@@ -64,6 +64,9 @@ pub struct Probe {
 pub struct Program {
     pub name: String,
     pub about: String,
+    /// Its heap may not fill a huge page. Then huge pages cannot be proved, only the setting.
+    #[serde(default)]
+    pub small: bool,
     /// Packages that the program needs and this interpreter does not have.
     pub missing: Vec<String>,
 }
@@ -124,7 +127,6 @@ pub const REBUILT: &str = "rebuilt";
 /// `Refused`: an unknown arm.
 pub fn arms(
     asked: &[String],
-    set: Set,
     probe: &Probe,
     rebuilt: Option<&Probe>,
 ) -> Result<(Vec<BenchArm>, Vec<Skipped>)> {
@@ -159,11 +161,6 @@ pub fn arms(
             skipped.push(Skipped { name: name.clone(), why });
             continue;
         }
-        // An ordinary program may not fill a slab, so huge pages cannot be proved for it, only the setting.
-        let pages = |expectation| match set {
-            Set::Ordinary => vec![],
-            _ => vec![expectation],
-        };
         found.push(match name.as_str() {
             MIMALLOC => with_variable(own(name, STOCK), "PYTHONMALLOC", "mimalloc"),
             // As the remedies do.
@@ -172,16 +169,14 @@ pub fn arms(
                 if name == WITH_MALLOC {
                     arm = with_variable(arm, "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
                 }
-                arm.expects.extend(pages(Expectation::ArenasHuge));
+                arm.expects.push(Expectation::ArenasHuge);
                 arm
             }
-            _ => BenchArm {
-                expects: match mode {
-                    "collapse" => pages(Expectation::HugeResident),
-                    _ => pages(Expectation::ArenasHuge),
-                },
-                ..own(name, name)
-            },
+            _ => {
+                let pages =
+                    if mode == "collapse" { Expectation::HugeResident } else { Expectation::ArenasHuge };
+                BenchArm { expects: vec![pages], ..own(name, name) }
+            }
         });
     }
     if let Some(rebuilt) = rebuilt {
@@ -189,9 +184,7 @@ pub fn arms(
         let arm =
             BenchArm { words: vec![rebuilt.python.clone(), probe.script.clone()], ..own(REBUILT, STOCK) };
         let mut arm = with_variable(arm, "PYTHON_PYMALLOC_HUGEPAGES", "1");
-        if set != Set::Ordinary {
-            arm.expects.push(Expectation::HugeResident);
-        }
+        arm.expects.push(Expectation::HugeResident);
         found.push(arm);
     }
     Ok((found, skipped))
@@ -271,20 +264,36 @@ impl BenchArm {
         let away = TAKEN_AWAY.iter().map(|name| (OsString::from(name), None));
         let set = self.env.iter().map(|(name, value)| (OsString::from(name), Some(OsString::from(value))));
         start.env = away.chain(set).collect();
-        Prepared { start, expects: self.expects.clone(), first: Default::default() }
+        let mut expects = self.expects.clone();
+        let of_pages = |e: &Expectation| matches!(e, Expectation::ArenasHuge | Expectation::HugeResident);
+        expects.retain(|expectation| !(program.small && of_pages(expectation)));
+        Prepared { start, expects, first: Default::default() }
     }
 }
 
+const FAULTS: &str = "faults";
+
 /// Key, title, unit and direction. The first metric is the primary one.
+///
+/// The account counted ten events for each workload. The changes of two are known: the page faults, and the loads that missed the data
+/// TLB. The other eight are chosen here: what else `perf stat` offers for the TLBs and the caches, and cycles and instructions.
 const METRICS: &[(&str, &str, Unit, Direction)] = &[
     ("total_s", "build, use and teardown", Unit::Seconds, Direction::LowerIsBetter),
     ("build_s", "build", Unit::Seconds, Direction::LowerIsBetter),
     ("use_s", "use", Unit::Seconds, Direction::LowerIsBetter),
     ("teardown_s", "teardown", Unit::Seconds, Direction::LowerIsBetter),
-    ("faults", "page faults in build, use and teardown", Unit::Count, Direction::LowerIsBetter),
+    (FAULTS, "page faults in build, use and teardown", Unit::Count, Direction::LowerIsBetter),
     ("resident_bytes", "resident memory at the end of use", Unit::Bytes, Direction::LowerIsBetter),
     ("huge_bytes", "resident memory on huge pages", Unit::Bytes, Direction::HigherIsBetter),
-    (TLB_MISSES, "loads that missed the TLB", Unit::Count, Direction::LowerIsBetter),
+    ("dtlb_loads", "loads", Unit::Count, Direction::LowerIsBetter),
+    ("dtlb_misses", "loads that missed the TLB", Unit::Count, Direction::LowerIsBetter),
+    ("dtlb_stores", "stores", Unit::Count, Direction::LowerIsBetter),
+    ("dtlb_store_misses", "stores that missed the TLB", Unit::Count, Direction::LowerIsBetter),
+    ("itlb_misses", "instruction fetches that missed the TLB", Unit::Count, Direction::LowerIsBetter),
+    ("cache_references", "accesses of the last cache", Unit::Count, Direction::LowerIsBetter),
+    ("cache_misses", "misses of the last cache", Unit::Count, Direction::LowerIsBetter),
+    ("cycles", "cycles", Unit::Count, Direction::LowerIsBetter),
+    ("instructions", "instructions", Unit::Count, Direction::LowerIsBetter),
     ("wall_s", "wall time of the process", Unit::Seconds, Direction::LowerIsBetter),
     ("cpu_s", "CPU time of the process", Unit::Seconds, Direction::LowerIsBetter),
     ("peak_rss_bytes", "peak resident memory", Unit::Bytes, Direction::LowerIsBetter),
@@ -339,7 +348,7 @@ impl Subject for AfterIdle<'_> {
 const HEAD: &str =
     "  arm            build      use     down    total      faults  resident    huge   total against stock";
 
-/// The table of a program, newline-terminated: the medians of each arm, its effect, and the outcome.
+/// The table of a program, newline-terminated: the medians of each arm, its effect, and the outcome; then what was counted.
 pub fn table(program: &Program, outcome: &TrialResult) -> String {
     let mut out = format!("\n{}: {}\n{HEAD}\n", terminal(&program.name), terminal(&program.about));
     let itself = outcome.baseline.iter().find(|c| c.metric == METRICS[0].0);
@@ -361,6 +370,7 @@ pub fn table(program: &Program, outcome: &TrialResult) -> String {
             notes.push(format!("{}: {text}", info.name));
         }
     }
+    out += &counters(outcome);
     for note in notes.iter().chain(&outcome.warnings) {
         for line in wrap(&terminal(note), 96) {
             out += &format!("    {line}\n");
@@ -403,20 +413,68 @@ fn percent(change: f64) -> String {
     format!("{:+.1} %", change * 100.0).replace('-', "−")
 }
 
-/// The reason why TLB misses were not measured, if no run has a value.
-pub fn no_tlb(outcome: &TrialResult) -> Option<String> {
-    let first = outcome.summaries.first()?.medians.get(TLB_MISSES)?;
-    first.as_ref().err().map(|absence| absence.detail.clone())
+fn is_counted(key: &str) -> bool {
+    hardware::OF_MEMORY.iter().any(|(known, _)| *known == key)
+}
+
+/// The page faults and the events that the processor counted: the median of stock, and the change of each arm. Empty if it counted none.
+fn counters(outcome: &TrialResult) -> String {
+    let median =
+        |key: &str| outcome.baseline_medians.get(key).and_then(|median| median.as_ref().ok()).copied();
+    if hardware::OF_MEMORY.iter().all(|(key, _)| median(key).is_none()) {
+        return String::new();
+    }
+    let arms = || outcome.design.arms.iter().enumerate().skip(BASELINES);
+    let names: String = arms().map(|(_, arm)| right(&elide_end(&terminal(&arm.name), 11), 13)).collect();
+    let mut out =
+        format!("  {}{}{names}\n", left("counted (page faults aside, in user mode)", 42), right(STOCK, 17));
+    for (key, title, ..) in METRICS.iter().filter(|(key, ..)| *key == FAULTS || is_counted(key)) {
+        let Some(stock) = median(key) else { continue };
+        let change = |arm: usize| {
+            let compared = outcome.comparisons.iter().find(|c| c.arm == arm && c.metric == *key)?;
+            compared.effect.as_ref().ok().map(|effect| percent(effect.point))
+        };
+        let changes: String =
+            arms().map(|(arm, _)| right(&change(arm).unwrap_or_else(|| "-".to_owned()), 13)).collect();
+        let stock = right(&thousands(stock.round() as u64), 17);
+        out += &format!("  {}{stock}{changes}\n", left(title, 42));
+    }
+    out
+}
+
+/// Which events were not counted in any run of stock, and why, as one line; None if all were.
+pub fn uncounted(outcome: &TrialResult) -> Option<String> {
+    let mut reasons: Vec<(&str, Vec<&str>)> = vec![];
+    for (key, _) in hardware::OF_MEMORY {
+        if let Some(Err(absence)) = outcome.baseline_medians.get(*key) {
+            match reasons.iter_mut().find(|(why, _)| *why == absence.detail) {
+                Some((_, keys)) => keys.push(*key),
+                None => reasons.push((absence.detail.as_str(), vec![*key])),
+            }
+        }
+    }
+    if let [(why, keys)] = &reasons[..]
+        && keys.len() == hardware::OF_MEMORY.len()
+    {
+        return Some(format!("no hardware event was counted: {why}"));
+    }
+    let lines: Vec<String> =
+        reasons.iter().map(|(why, keys)| format!("{} not counted: {why}", keys.join(", "))).collect();
+    (!lines.is_empty()).then(|| lines.join("; "))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use allocwall_model::units::{Absence, Reason};
+    use allocwall_trial::compare::compare;
+    use allocwall_trial::{Block, Design, Run, Settings, plan, session};
 
     fn probe() -> Probe {
         let text = r#"{"executable": "/v/bin/python3.11", "version": "3.11.7", "implementation": "cpython", "free_threaded": false,
             "script": "/v/lib/allocwall/_workloads.py", "refusals": {"thp": null, "hugetlb": "no reserved page is free", "collapse": null},
-            "programs": [{"name": "tuples", "about": "many", "missing": []}, {"name": "graph", "about": "a", "missing": ["networkx"]}]}"#;
+            "programs": [{"name": "tuples", "about": "many", "missing": []},
+                {"name": "graph", "about": "a", "small": true, "missing": ["networkx"]}]}"#;
         Probe::answer("/v/bin/python", &format!("a warning\n{}", text.replace('\n', " "))).unwrap()
     }
 
@@ -426,32 +484,35 @@ mod tests {
 
     #[test]
     fn arms_that_cannot_run_say_why_and_the_others_run() {
-        let (found, skipped) = arms(&names(ARMS), Set::Workloads, &probe(), None).unwrap();
+        let (found, skipped) = arms(&names(ARMS), &probe(), None).unwrap();
         let of = |found: &[BenchArm]| -> Vec<String> { found.iter().map(|arm| arm.name.clone()).collect() };
         assert_eq!(of(&found), ["A", "A′", "thp", "collapse"]);
         let why: Vec<_> = skipped.iter().map(|s| (s.name.as_str(), s.why.as_str())).collect();
         assert_eq!(why[0], ("hugetlb", "no reserved page is free"));
         assert!(why[1].0 == "mimalloc" && why[1].1.contains("3.13"), "{why:?}");
         let newer = Probe { version: "3.13.0".into(), ..probe() };
-        let (found, _) =
-            arms(&names(&["mimalloc", "thp:keep_mib=0"]), Set::Real, &newer, Some(&probe())).unwrap();
+        let (found, _) = arms(&names(&["mimalloc", "thp:keep_mib=0"]), &newer, Some(&probe())).unwrap();
         assert_eq!(of(&found), ["A", "A′", "mimalloc", "thp:keep_mib=0", "rebuilt"]);
         assert_eq!(found[3].mode, "thp:keep_mib=0");
         for wrong in ["jemalloc", "thb", ""] {
-            let line = arms(&names(&[wrong]), Set::Real, &newer, None).unwrap_err().to_string();
+            let line = arms(&names(&[wrong]), &newer, None).unwrap_err().to_string();
             assert!(line.contains("thp, hugetlb, collapse, auto, thp+malloc, mimalloc"), "{line}");
         }
-        assert!(arms(&names(&["thp", "thp"]), Set::Real, &newer, None).is_err());
+        assert!(arms(&names(&["thp", "thp"]), &newer, None).is_err());
     }
 
     #[test]
     fn huge_pages_are_proved_only_for_large_heaps() {
-        let proof = |set| {
-            let (found, _) = arms(&names(&["thp", "collapse"]), set, &probe(), None).unwrap();
-            found.iter().map(|arm| arm.expects.len()).collect::<Vec<_>>()
+        let probe = probe();
+        let (found, _) = arms(&names(&["thp", "collapse"]), &probe, Some(&probe)).unwrap();
+        let proof = |program: &Program| {
+            let prepared = |arm: &BenchArm| {
+                arm.prepared(program, Set::Workloads, Path::new("/f"), Duration::from_secs(1))
+            };
+            found.iter().map(|arm| prepared(arm).expects.len()).collect::<Vec<_>>()
         };
-        assert_eq!(proof(Set::Workloads), [0, 0, 2, 1]);
-        assert_eq!(proof(Set::Ordinary), [0, 0, 1, 0]);
+        assert_eq!(proof(&probe.programs[0]), [0, 0, 2, 1, 2]);
+        assert_eq!(proof(&probe.programs[1]), [0, 0, 1, 0, 1]);
     }
 
     #[test]
@@ -478,7 +539,7 @@ mod tests {
     #[test]
     fn an_arm_starts_the_program_and_removes_variables_that_change_stock() {
         let asked = names(&["thp", "thp+malloc"]);
-        let (found, _) = arms(&asked, Set::Workloads, &probe(), Some(&probe())).unwrap();
+        let (found, _) = arms(&asked, &probe(), Some(&probe())).unwrap();
         let program = &probe().programs[0];
         let start = |arm: usize| {
             found[arm].prepared(program, Set::Workloads, Path::new("/f"), Duration::from_secs(1)).start
@@ -506,6 +567,57 @@ mod tests {
         let printed = r#"{"total_s": 0.5, "huge_bytes": 2097152}"#;
         assert_eq!(figures().unwrap()[0].read(printed).unwrap().value, 0.5);
         assert!(figures().unwrap()[1].read(printed).is_err());
+    }
+
+    /// A trial of thp against stock, in which these events were counted, with thp's part of stock's number.
+    fn trial(counted: &[(&str, f64)]) -> TrialResult {
+        let absent = || Absence::new(Reason::NotSupported, "no such event");
+        let run = |block: usize, arm: usize| {
+            let value = |key: &str| -> Measured<f64> {
+                let (_, part) = counted.iter().find(|(known, _)| *known == key).ok_or_else(absent)?;
+                let noise = 1.0 + 1e-7 * ((block * 31 + arm * 17) % 41) as f64;
+                Ok(1e6 * noise * if arm < BASELINES { 1.0 } else { *part })
+            };
+            Run {
+                block,
+                place: arm,
+                arm,
+                started_unix_ms: 0,
+                metrics: METRICS.iter().map(|(key, ..)| ((*key).to_owned(), value(key))).collect(),
+                failure: None,
+                proof: vec![],
+            }
+        };
+        let design = Design {
+            arms: session::arms(["A", "A′", "thp"], vec![]),
+            metrics: metrics(),
+            settings: Settings { seed: 1, effect: plan::DEFAULT_EFFECT, planned: 6, looks: vec![6] },
+        };
+        let block = |number| Block { number, runs: (0..3).map(|arm| run(number, arm)).collect() };
+        compare(&design, &(0..6).map(block).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn ten_events_are_counted_and_each_has_a_title() {
+        assert_eq!(METRICS.iter().filter(|(key, ..)| is_counted(key)).count(), hardware::OF_MEMORY.len());
+        assert_eq!(hardware::OF_MEMORY.len() + 1, 10);
+        let all: Vec<(&str, f64)> = METRICS.iter().map(|(key, ..)| (*key, 0.5)).collect();
+        let text = counters(&trial(&all));
+        let rows: Vec<&str> = text.lines().skip(1).collect();
+        assert!(rows.len() == 10 && rows.iter().all(|row| row.ends_with("−50.0 %")), "{text}");
+        assert_eq!(uncounted(&trial(&all)), None);
+    }
+
+    #[test]
+    fn without_counters_one_line_says_why_and_where_some_count_the_others_are_named() {
+        let none = trial(&[("total_s", 0.9), (FAULTS, 0.1)]);
+        assert_eq!(counters(&none), "");
+        assert_eq!(uncounted(&none).unwrap(), "no hardware event was counted: no such event");
+        let some: Vec<(&str, f64)> =
+            METRICS.iter().map(|(key, ..)| (*key, 0.9)).filter(|(key, _)| *key != "dtlb_stores").collect();
+        let text = counters(&trial(&some));
+        assert!(text.contains("loads that missed the TLB") && !text.contains("\n  stores  "), "{text}");
+        assert_eq!(uncounted(&trial(&some)).unwrap(), "dtlb_stores not counted: no such event");
     }
 
     #[test]
