@@ -31,7 +31,8 @@ pub struct Chart<'a> {
 
 const WIDTH: f64 = 860.0;
 const LEFT: f64 = 78.0;
-const RIGHT: f64 = 170.0;
+/// The right end of the plot. The labels are beside it.
+const EDGE: f64 = WIDTH - 170.0;
 const PLOT: f64 = 400.0;
 const NOTE: f64 = 17.0;
 const BELOW: f64 = 56.0;
@@ -55,11 +56,18 @@ const HUES: [(&str, &str); 8] = [
 
 pub fn svg(chart: &Chart) -> String {
     let top = 34.0 + NOTE * chart.notes.len() as f64 + 12.0;
-    let height = top + PLOT + BELOW;
-    let right = WIDTH - RIGHT;
-    let along = |value: f64, (from, to): (f64, f64)| (value / from).ln() / (to / from).ln();
-    let x = |value: f64| LEFT + along(value.clamp(chart.x.0, chart.x.1), chart.x) * (right - LEFT);
-    let y = |value: f64| top + PLOT - along(value.clamp(chart.y.0, chart.y.1), chart.y) * PLOT;
+    let plot = Plot { chart, top };
+    let mut out = head(chart, top + PLOT + BELOW);
+    plot.x_axis(&mut out);
+    plot.y_axis(&mut out);
+    plot.titles(&mut out);
+    let ends = chart.lines.iter().filter_map(|line| plot.line(line, &mut out)).collect();
+    plot.labels(ends, &mut out);
+    out.push_str("</svg>\n");
+    out
+}
+
+fn head(chart: &Chart, height: f64) -> String {
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" height=\"{height}\" \
          role=\"img\">\n<title>{}</title>\n<style>\n{}</style>\n<rect class=\"ground\" width=\"{WIDTH}\" height=\"{height}\"/>\n",
@@ -71,66 +79,121 @@ pub fn svg(chart: &Chart) -> String {
         let at = 26.0 + NOTE * (n + 1) as f64;
         let _ = writeln!(out, "<text class=\"note\" x=\"{LEFT}\" y=\"{at}\">{}</text>", escape(note));
     }
-    for (value, labelled) in ticks(chart.x) {
-        let at = x(value);
-        let _ = writeln!(
-            out,
-            "<line class=\"{}\" x1=\"{at:.1}\" y1=\"{top}\" x2=\"{at:.1}\" y2=\"{:.1}\"/>",
-            if labelled { "grid" } else { "fine" },
-            top + PLOT
-        );
-        let named = chart.x_names.iter().any(|(named, _)| (named / value - 1.0).abs() < 1e-9);
-        if labelled && !named {
+    out
+}
+
+/// The part of a chart between its axes.
+struct Plot<'a> {
+    chart: &'a Chart<'a>,
+    top: f64,
+}
+
+/// The end of a line, with its label.
+struct End<'a> {
+    x: f64,
+    y: f64,
+    style: usize,
+    label: &'a str,
+}
+
+impl<'a> Plot<'a> {
+    fn bottom(&self) -> f64 {
+        self.top + PLOT
+    }
+
+    fn x(&self, value: f64) -> f64 {
+        LEFT + along(value, self.chart.x) * (EDGE - LEFT)
+    }
+
+    fn y(&self, value: f64) -> f64 {
+        self.bottom() - along(value, self.chart.y) * PLOT
+    }
+
+    fn x_axis(&self, out: &mut String) {
+        let bottom = self.bottom();
+        let text = |at: f64, text: &str| {
+            let below = bottom + 17.0;
+            format!("<text class=\"tick middle\" x=\"{at:.1}\" y=\"{below:.1}\">{text}</text>")
+        };
+        for (value, labelled) in ticks(self.chart.x) {
+            let at = self.x(value);
             let _ = writeln!(
                 out,
-                "<text class=\"tick middle\" x=\"{at:.1}\" y=\"{:.1}\">{}</text>",
-                top + PLOT + 17.0,
-                short(value)
+                "<line class=\"{}\" x1=\"{at:.1}\" y1=\"{}\" x2=\"{at:.1}\" y2=\"{bottom:.1}\"/>",
+                grid(labelled),
+                self.top
             );
+            let named = self.chart.x_names.iter().any(|(named, _)| (named / value - 1.0).abs() < 1e-9);
+            if labelled && !named {
+                let _ = writeln!(out, "{}", text(at, &short(value)));
+            }
+        }
+        for (value, name) in self.chart.x_names {
+            let _ = writeln!(out, "{}", text(self.x(*value), &escape(name)));
         }
     }
-    for (value, name) in chart.x_names {
-        let _ = writeln!(
-            out,
-            "<text class=\"tick middle\" x=\"{:.1}\" y=\"{:.1}\">{}</text>",
-            x(*value),
-            top + PLOT + 17.0,
-            escape(name)
-        );
-    }
-    for (value, labelled) in ticks(chart.y) {
-        let at = y(value);
-        let _ = writeln!(
-            out,
-            "<line class=\"{}\" x1=\"{LEFT}\" y1=\"{at:.1}\" x2=\"{right}\" y2=\"{at:.1}\"/>",
-            if labelled { "grid" } else { "fine" },
-        );
-        if labelled {
+
+    fn y_axis(&self, out: &mut String) {
+        for (value, labelled) in ticks(self.chart.y) {
+            let at = self.y(value);
             let _ = writeln!(
                 out,
-                "<text class=\"tick end\" x=\"{}\" y=\"{:.1}\">{}</text>",
-                LEFT - 8.0,
-                at + 4.0,
-                short(value)
+                "<line class=\"{}\" x1=\"{LEFT}\" y1=\"{at:.1}\" x2=\"{EDGE}\" y2=\"{at:.1}\"/>",
+                grid(labelled),
             );
+            if labelled {
+                let _ = writeln!(
+                    out,
+                    "<text class=\"tick end\" x=\"{}\" y=\"{:.1}\">{}</text>",
+                    LEFT - 8.0,
+                    at + 4.0,
+                    short(value)
+                );
+            }
         }
     }
-    let _ = writeln!(
-        out,
-        "<text class=\"axis middle\" x=\"{:.1}\" y=\"{:.1}\">{}</text>\n<text class=\"axis middle\" transform=\"translate(18 {:.1}) \
-         rotate(-90)\">{}</text>",
-        (LEFT + right) / 2.0,
-        top + PLOT + 42.0,
-        escape(chart.x_title),
-        top + PLOT / 2.0,
-        escape(chart.y_title),
-    );
-    let mut ends = vec![];
-    for line in chart.lines.iter().filter(|line| !line.points.is_empty()) {
+
+    fn titles(&self, out: &mut String) {
+        let _ = writeln!(
+            out,
+            "<text class=\"axis middle\" x=\"{:.1}\" y=\"{:.1}\">{}</text>\n<text class=\"axis middle\" transform=\"translate(18 {:.1}) \
+             rotate(-90)\">{}</text>",
+            (LEFT + EDGE) / 2.0,
+            self.bottom() + 42.0,
+            escape(self.chart.x_title),
+            self.top + PLOT / 2.0,
+            escape(self.chart.y_title),
+        );
+    }
+
+    /// Draws a line. None if it has no points.
+    fn line(&self, line: &'a Line, out: &mut String) -> Option<End<'a>> {
+        let &(last, value) = line.points.last()?;
+        let style = line.style % HUES.len();
+        let _ = writeln!(
+            out,
+            "<path class=\"line s{style}\" stroke-dasharray=\"{}\" d=\"{}\"/>",
+            DASHES[line.style % DASHES.len()],
+            self.path(line)
+        );
+        if line.marks {
+            for &(at, value) in &line.points {
+                let _ = writeln!(
+                    out,
+                    "<circle class=\"m{style}\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"2.6\"/>",
+                    self.x(at),
+                    self.y(value)
+                );
+            }
+        }
+        Some(End { x: self.x(last), y: self.y(value), style, label: &line.label })
+    }
+
+    fn path(&self, line: &Line) -> String {
         let mut path = String::new();
         let mut before: Option<(f64, f64)> = None;
         for (n, &(at, value)) in line.points.iter().enumerate() {
-            let (at, value) = (x(at), y(value));
+            let (at, value) = (self.x(at), self.y(value));
             let ends = n + 1 == line.points.len();
             if let Some((x, y)) = before {
                 // A histogram can have hundreds of steps within one pixel.
@@ -145,44 +208,37 @@ pub fn svg(chart: &Chart) -> String {
             let _ = write!(path, "{begin}{at:.1} {value:.1}");
             before = Some((at, value));
         }
-        let style = line.style % HUES.len();
-        let _ = writeln!(
-            out,
-            "<path class=\"line s{style}\" stroke-dasharray=\"{}\" d=\"{path}\"/>",
-            DASHES[line.style % DASHES.len()]
-        );
-        if line.marks {
-            for &(at, value) in &line.points {
-                let _ = writeln!(
-                    out,
-                    "<circle class=\"m{style}\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"2.6\"/>",
-                    x(at),
-                    y(value)
-                );
-            }
+        path
+    }
+
+    /// The labels of the lines, in the order of their ends and with their minimum distance.
+    fn labels(&self, mut ends: Vec<End>, out: &mut String) {
+        ends.sort_by(|a, b| a.y.total_cmp(&b.y).then(a.x.total_cmp(&b.x).reverse()));
+        let lowest = self.bottom() - LABEL * ends.len().saturating_sub(1) as f64;
+        let mut free = f64::NEG_INFINITY;
+        for (n, End { x, y, style, label }) in ends.into_iter().enumerate() {
+            let at = y.max(free).min(lowest + LABEL * n as f64);
+            free = at + LABEL;
+            let _ = writeln!(
+                out,
+                "<path class=\"lead s{style}\" d=\"M{x:.1} {y:.1} L{:.1} {at:.1}\"/>\n<text class=\"label t{style}\" x=\"{:.1}\" \
+                 y=\"{:.1}\">{}</text>",
+                EDGE + 8.0,
+                EDGE + 12.0,
+                at + 4.0,
+                escape(label)
+            );
         }
-        let last = line.points[line.points.len() - 1];
-        ends.push((y(last.1), x(last.0), style, &line.label));
     }
-    // Labels keep their order and their minimum distance.
-    ends.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1).reverse()));
-    let lowest = top + PLOT - LABEL * ends.len().saturating_sub(1) as f64;
-    let mut free = f64::NEG_INFINITY;
-    for (n, (end, from, style, label)) in ends.into_iter().enumerate() {
-        let at = end.max(free).min(lowest + LABEL * n as f64);
-        free = at + LABEL;
-        let _ = writeln!(
-            out,
-            "<path class=\"lead s{style}\" d=\"M{from:.1} {end:.1} L{:.1} {at:.1}\"/>\n<text class=\"label t{style}\" x=\"{:.1}\" \
-             y=\"{:.1}\">{}</text>",
-            right + 8.0,
-            right + 12.0,
-            at + 4.0,
-            escape(label)
-        );
-    }
-    out.push_str("</svg>\n");
-    out
+}
+
+/// How far along a logarithmic axis the value is, from 0 to 1.
+fn along(value: f64, (from, to): (f64, f64)) -> f64 {
+    (value.clamp(from, to) / from).ln() / (to / from).ln()
+}
+
+fn grid(labelled: bool) -> &'static str {
+    if labelled { "grid" } else { "fine" }
 }
 
 fn style_sheet() -> String {

@@ -1,13 +1,12 @@
 //! Runs of this program as the runs of a trial: each prints its result as JSON.
 
 use allocwall_model::error::Result;
-use allocwall_model::stats::ranks::{self, Set};
-use allocwall_model::units::{Interval, Measured};
+use allocwall_model::units::Measured;
 use allocwall_trial::batch::{Close, Fresh, Prepared, Watcher, failure};
 use allocwall_trial::conduct::{Ran, Subject};
 use allocwall_trial::proof::Seen;
 use allocwall_trial::run::{self, Start};
-use allocwall_trial::{Block, ProofItem, ProofState, Run};
+use allocwall_trial::{ProofItem, ProofState};
 use serde::de::DeserializeOwned;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -95,22 +94,4 @@ impl<R: Printed> Subject for Runs<'_, R> {
         self.results.push((arm, result));
         Ok(ran)
     }
-}
-
-/// Relative change of one arm against another arm in the same blocks, with the 95 % interval. None if too few blocks have both.
-pub fn against(blocks: &[Block], arm: usize, other: usize, metric: &str) -> Option<Interval> {
-    if arm == other {
-        return None;
-    }
-    let value = |block: &Block, arm: usize| {
-        let run: &Run = block.runs.iter().find(|run| run.arm == arm)?;
-        let value = *run.metrics.get(metric)?.as_ref().ok()?;
-        (run.failure.is_none() && value > 0.0).then(|| value.ln())
-    };
-    let sets: Vec<Set> = blocks
-        .iter()
-        .filter_map(|block| Some(Set { treated: value(block, arm)?, untreated: vec![value(block, other)?] }))
-        .collect();
-    let shift = ranks::shift(&sets, 0.05)?;
-    Some(Interval::new(shift.low.exp_m1(), shift.point.exp_m1(), shift.high.exp_m1()))
 }

@@ -1,7 +1,9 @@
-//! The bill of an arm, from the JSON document of a diagnosis of one of its runs.
+//! The bill and the walls of an arm, from the JSON document of a diagnosis of one of its runs.
 
+use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::units::{Absence, Interval, Measured, Reason};
 use serde_json::Value;
+use std::collections::BTreeMap;
 
 /// Lines that are printed, of at least this share.
 const TOP: usize = 4;
@@ -23,6 +25,48 @@ pub struct Line {
     pub class: String,
     pub title: String,
     pub share: Measured<Interval>,
+}
+
+/// What the verdict on an arm names. Walls have their stable names.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Walls {
+    /// In the order of the verdict: worst first, interference before the others.
+    pub found: Vec<String>,
+    /// Those that were not measured, with the reason.
+    pub open: BTreeMap<String, String>,
+}
+
+impl Walls {
+    pub fn of(document: &Value) -> Walls {
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        let found = document["verdict"]["walls"].as_array().into_iter().flatten();
+        let findings = document["findings"].as_array().into_iter().flatten();
+        let open = findings.filter(|finding| finding["status"] == "not_measured");
+        Walls {
+            found: found.filter_map(text).collect(),
+            open: open
+                .filter_map(|finding| Some((text(&finding["wall"])?, text(&finding["because"])?)))
+                .collect(),
+        }
+    }
+
+    /// Whether the first wall is one of these.
+    ///
+    /// # Errors
+    /// None of them was found, and one was not measured.
+    pub fn first_is(&self, walls: &[Wall]) -> Measured<bool> {
+        let is_one = |key: &String| walls.iter().any(|wall| wall.key() == key);
+        if self.found.first().is_some_and(is_one) {
+            return Ok(true);
+        }
+        let unmeasured = walls.iter().find_map(|wall| Some((wall, self.open.get(wall.key())?)));
+        match unmeasured {
+            Some((wall, why)) if !self.found.iter().any(is_one) => {
+                Err(Absence::new(Reason::NotFound, format!("{} was not measured: {why}", wall.title())))
+            }
+            _ => Ok(false),
+        }
+    }
 }
 
 impl Bill {
@@ -113,6 +157,25 @@ mod tests {
         assert_eq!((of(4.0).verdict.as_str(), largest(&of(4.0).off_cpu).len()), ("It is throttled.", 1));
         // Without the time of the threads there is no share of it.
         assert!(of(0.0).off_cpu[0].share.is_err());
+    }
+
+    #[test]
+    fn the_first_wall_is_named_or_another_one_or_it_was_not_measured() {
+        let walls = Walls::of(&json!({
+            "verdict": { "walls": ["first_touch", "map_churn"] },
+            "findings": [
+                { "wall": "numa", "status": "not_measured", "because": "no counter" },
+                { "wall": "tlb", "status": "ruled_out", "because": "1 %" },
+            ],
+        }));
+        assert_eq!(walls.first_is(&[Wall::Fork, Wall::FirstTouch]), Ok(true));
+        // The second wall, one that was ruled out, and one that may be there.
+        assert_eq!(walls.first_is(&[Wall::MapChurn]), Ok(false));
+        assert_eq!(walls.first_is(&[Wall::Tlb]), Ok(false));
+        assert!(walls.first_is(&[Wall::Numa]).unwrap_err().detail.contains("no counter"));
+        assert_eq!(walls.first_is(&[Wall::MapChurn, Wall::Numa]), Ok(false));
+        assert_eq!(Walls::of(&json!([])), Walls::default());
+        assert_eq!(Walls::default().first_is(&[Wall::Numa]), Ok(false));
     }
 
     #[test]

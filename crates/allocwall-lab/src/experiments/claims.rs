@@ -3,7 +3,9 @@
 use super::Experiment;
 use super::bill::Bill;
 use super::results::Results;
+use super::series::Fact;
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
+use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::units::{Interval, Measured};
 use allocwall_trial::Unit;
 
@@ -33,6 +35,10 @@ pub enum Quantity {
     Bill { line: CostClass, arm: &'static str },
     /// A wait in an arm's bill, as a share of the time of all its threads.
     Wait { line: WaitClass, arm: &'static str },
+    /// Whether the verdict on an arm names one of these walls first: 1, or 0.
+    FirstWall { any: &'static [Wall], arm: &'static str },
+    /// What a series of windows over a run of an arm says.
+    Series { fact: Fact, arm: &'static str },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -129,6 +135,8 @@ impl Quantity {
             Quantity::Wait { line, arm } => {
                 results.line(results.arm(arm)?, |bill: &Bill| &bill.off_cpu[..], line.key())
             }
+            Quantity::FirstWall { any, arm } => results.first_wall(results.arm(arm)?, any),
+            Quantity::Series { fact, arm } => results.fact(results.arm(arm)?, fact),
         }
     }
 
@@ -155,6 +163,11 @@ impl Quantity {
             Quantity::Wait { line, arm } => {
                 format!("{}, as a share of the threads' time in the bill of {arm}", line.title())
             }
+            Quantity::FirstWall { any, arm } => {
+                let walls: Vec<&str> = any.iter().map(|wall| wall.title()).collect();
+                format!("whether the verdict on {arm} names {} first (1: yes, 0: no)", walls.join(" or "))
+            }
+            Quantity::Series { fact, arm } => format!("{}, {arm}", fact.title()),
         }
     }
 }

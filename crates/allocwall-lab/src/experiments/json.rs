@@ -3,6 +3,7 @@
 use super::bill::{Bill, Line};
 use super::claims::{Judged, Judgement, Tested, judge};
 use super::results::Results;
+use super::series::Series;
 use crate::histogram::Histogram;
 use allocwall_model::units::{Interval, Measured};
 use allocwall_report::json::{interval, list, measured, number, printed};
@@ -72,6 +73,8 @@ fn arm(results: &Results, arm: usize) -> Value {
         "failures": list(&results.outcome.summaries[arm].failures, |failure| json!(failure.text)),
         "histograms_ns": histograms,
         "bill": results.bills.get(&arm).map(|taken| measured(taken, bill)),
+        "walls": results.walls.get(&arm).map(|walls| &walls.found),
+        "series": results.series.get(&arm).map(|taken| measured(taken, series)),
     })
 }
 
@@ -88,6 +91,19 @@ fn bill(bill: &Bill) -> Value {
         "verdict": bill.verdict,
         "on_cpu": list(&bill.on_cpu, line),
         "off_cpu": list(&bill.off_cpu, line),
+    })
+}
+
+fn series(series: &Series) -> Value {
+    json!({
+        "verdict": series.verdict,
+        "first_verdict": series.first_verdict,
+        "windows": series.windows.len(),
+        "lasting": list(&series.lasting, |lasting| json!({
+            "wall": lasting.wall,
+            "since": number(lasting.since),
+        })),
+        "rose": series.rose,
     })
 }
 
@@ -133,8 +149,10 @@ fn run(results: &Results, run: &Run) -> Value {
 mod tests {
     use super::super::EXPERIMENTS;
     use super::super::results::LeftOut;
+    use super::super::series::tests::document as series_document;
     use super::super::testing::{FIGURE, results};
     use super::*;
+    use allocwall_model::catalogue::walls::Wall;
 
     /// The fields of a document as in the tables of docs/json.md: `experiments[].arms[].arm`.
     fn paths(value: &Value, at: &str, into: &mut BTreeSet<String>) {
@@ -167,6 +185,9 @@ mod tests {
         let bill = Bill { verdict: "It waits.".into(), on_cpu: vec![line.clone()], off_cpu: vec![line] };
         results.bills.insert(0, Ok(bill.clone()));
         results.bills.insert(2, Ok(bill));
+        let taken = Series::of(&series_document(Wall::AllocatorContention, Some(3)));
+        results.series.insert(0, taken.clone());
+        results.series.insert(2, taken);
         let document: Value = serde_json::from_str(&document(&[results], &["Linux".into()])).unwrap();
         let mut found = BTreeSet::new();
         paths(&document, "", &mut found);

@@ -4,13 +4,16 @@
 //! The published pool still parsed each document into new objects, and its harness was in CPython, where most of these objects have at
 //! most 512 bytes and never reach malloc. Here the pool allocates nothing: a test in `record.rs` counts the calls.
 
-mod record;
+pub(super) mod record;
 
 use super::claims::{Bound, Claim, Quantity, Test};
 use super::python::{self, Interpreter};
 use super::task::{Counts, Outcome, Task, fine_clock, percentile};
 use super::turns::{self, Tally, Turns};
-use super::{Arm, Chart, Experiment, Figure, GLIBC, JEMALLOC, Lines, MIMALLOC, SNMALLOC, Settings, TCMALLOC};
+use super::{
+    Arm, Chart, Experiment, Figure, GLIBC, JEMALLOC, JEMALLOC_PERCPU, Lines, MIMALLOC, SNMALLOC, Settings,
+    TCMALLOC, TCMALLOC_PERCPU,
+};
 use crate::histogram::Histogram;
 use allocwall_host::cycles::Cycles;
 use allocwall_model::stats::random::Random;
@@ -48,7 +51,9 @@ pub const EXPERIMENT: Experiment = Experiment {
     arms: &[
         GLIBC,
         JEMALLOC,
+        JEMALLOC_PERCPU,
         TCMALLOC.full(),
+        TCMALLOC_PERCPU,
         MIMALLOC.full(),
         SNMALLOC.full(),
         pooled("pooled", "none"),
@@ -158,6 +163,12 @@ fn check(arm: &Arm, _: &Settings) -> Measured<()> {
     if arm.variant == PYTHON { python::check() } else { Ok(()) }
 }
 
+/// The texts of the requests.
+pub(super) fn texts(seed: u64) -> Vec<Vec<u8>> {
+    let mut random = Random::new(seed);
+    (0..RECORDS).map(|_| record::text(&mut random)).collect()
+}
+
 /// What was done with one number of threads.
 #[derive(Default)]
 struct Done {
@@ -166,8 +177,7 @@ struct Done {
 }
 
 fn measure(task: &Task) -> anyhow::Result<Outcome> {
-    let mut random = Random::new(task.spec.seed);
-    let texts: Vec<Vec<u8>> = (0..RECORDS).map(|_| record::text(&mut random)).collect();
+    let texts = texts(task.spec.seed);
     if task.spec.variant == PYTHON {
         return in_python(task, &texts);
     }

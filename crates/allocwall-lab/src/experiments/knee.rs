@@ -4,7 +4,10 @@
 use super::claims::{Bound, Claim, Quantity, Test};
 use super::task::{Outcome, Task, fine_clock};
 use super::turns::{self, Tally, Turns};
-use super::{Arm, Chart, Experiment, Figure, GLIBC, JEMALLOC, Lines, MIMALLOC, SNMALLOC, TCMALLOC};
+use super::{
+    Arm, Chart, Experiment, Figure, GLIBC, JEMALLOC, JEMALLOC_PERCPU, Lines, MIMALLOC, SNMALLOC, TCMALLOC,
+    TCMALLOC_PERCPU,
+};
 use crate::workloads::calls::{self, Calls};
 use allocwall_host::cycles::Cycles;
 use allocwall_trial::Unit;
@@ -51,7 +54,17 @@ pub const EXPERIMENT: Experiment = Experiment {
             allocations (1, 3, 10, 30, 100, 300) and of threads (1, 2, and 2 for each CPU) take turns within a run. The arm \
             no-allocation does the same with blocks that it keeps. The knee is where two straight lines meet that fit the logarithms \
             of throughput and allocations best.",
-    arms: &[GLIBC, NO_ALLOCATION, ONE_ARENA, JEMALLOC, TCMALLOC.full(), MIMALLOC, SNMALLOC.full()],
+    arms: &[
+        GLIBC,
+        NO_ALLOCATION,
+        ONE_ARENA,
+        JEMALLOC,
+        JEMALLOC_PERCPU,
+        TCMALLOC.full(),
+        TCMALLOC_PERCPU,
+        MIMALLOC,
+        SNMALLOC.full(),
+    ],
     figures: &[
         Figure::higher(ONE[2], "requests with 10 allocations, 1 thread", Unit::PerSecond),
         Figure::higher(ONE[3], "requests with 30 allocations, 1 thread", Unit::PerSecond),

@@ -4,7 +4,10 @@
 use super::child::Child;
 use super::claims::{Bound, Claim, Quantity, Test};
 use super::task::{Outcome, Task};
-use super::{Arm, Chart, Experiment, Figure, GLIBC, JEMALLOC, Lines, MIMALLOC, TCMALLOC};
+use super::{
+    Arm, Chart, Experiment, Figure, GLIBC, JEMALLOC, JEMALLOC_PERCPU, Lines, MIMALLOC, TCMALLOC,
+    TCMALLOC_PERCPU,
+};
 use crate::workloads::calls::{self, Calls};
 use crate::workloads::clock::Watch;
 use allocwall_host::clock::{monotonic_ns, sleep_until};
@@ -62,7 +65,17 @@ pub const EXPERIMENT: Experiment = Experiment {
             many processes of one thread: those share the CPUs and the memory too, but no address space. `mapped` fixes glibc's \
             threshold at 128 KiB, so that glibc maps each block. Time asleep is neither on a CPU nor waiting for one; the time in \
             which a thread spins for the lock is not in it.",
-    arms: &[GLIBC, ARENAS.full(), MAPPED, MAPPED_ARENAS, JEMALLOC, TCMALLOC.full(), MIMALLOC.full()],
+    arms: &[
+        GLIBC,
+        ARENAS.full(),
+        MAPPED,
+        MAPPED_ARENAS,
+        JEMALLOC,
+        JEMALLOC_PERCPU,
+        TCMALLOC.full(),
+        TCMALLOC_PERCPU,
+        MIMALLOC.full(),
+    ],
     figures: &[
         Figure::higher(MAP.rates[0], "map, 1 thread: blocks/s of a thread", Unit::PerSecond).unprinted(),
         Figure::higher(MAP.rates[1], "map, 1 thread per CPU: blocks/s of a thread", Unit::PerSecond),

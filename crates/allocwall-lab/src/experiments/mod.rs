@@ -2,7 +2,8 @@
 //! rule that judges it.
 //!
 //! An experiment is a trial: each block runs the first arm twice and the other arms once, in random order, each in a new process.
-//! This file has the types and the table. `task.rs`: one run. `run.rs`: all runs. `bill.rs`: what a diagnosis of an arm says.
+//! This file has the types and the table. `task.rs`: one run. `run.rs`: all runs. `bill.rs` and `series.rs`: what a
+//! diagnosis of an arm says.
 //! `results.rs`: the figures. `claims.rs`: the judgement. `text.rs`, `json.rs` and `charts.rs`: the output. `turns.rs`, `child.rs` and
 //! `python.rs`: threads and processes of a run.
 
@@ -12,19 +13,25 @@ mod child;
 pub mod claims;
 mod cold_warm;
 mod gc_or_allocator;
+mod incidents;
 pub mod json;
 mod json_requests;
+mod kernel_slab;
 mod knee;
 mod lying_rss;
+mod microbench_gap;
 mod mmap_lock;
 mod mmap_threshold;
 mod open_loop;
+mod patterns;
 mod python;
 mod resident;
 pub mod results;
 mod retry_storm;
 mod rss_climb;
 pub mod run;
+pub mod series;
+mod soak;
 pub mod task;
 mod tcache_batch;
 #[cfg(test)]
@@ -49,11 +56,20 @@ pub const EXPERIMENTS: &[Experiment] = &[
     cold_warm::EXPERIMENT,
     warm_up::EXPERIMENT,
     mmap_lock::EXPERIMENT,
+    kernel_slab::EXPERIMENT,
     json_requests::EXPERIMENT,
+    patterns::EXPERIMENT,
+    microbench_gap::EXPERIMENT,
     knee::EXPERIMENT,
     retry_storm::EXPERIMENT,
+    soak::EXPERIMENT,
     throttle::EXPERIMENT,
     gc_or_allocator::EXPERIMENT,
+    incidents::MANIFEST_REWRITE,
+    incidents::MAP_LOCK,
+    incidents::COLD_SCALE_OUT,
+    incidents::NUMA_AFTER_UPGRADE,
+    incidents::THROTTLED,
 ];
 
 pub struct Experiment {
@@ -106,7 +122,12 @@ impl Arm {
 
 const GLIBC: Arm = Arm::with("glibc", "none");
 const JEMALLOC: Arm = Arm::with("jemalloc", "jemalloc");
+/// Its arenas belong to CPUs, not to threads; each thread still has its cache.
+const JEMALLOC_PERCPU: Arm =
+    Arm::with("jemalloc-percpu", "jemalloc+env:MALLOC_CONF=percpu_arena:percpu").full();
 const TCMALLOC: Arm = Arm::with("tcmalloc", "tcmalloc");
+/// Google's; the other one is that of gperftools.
+const TCMALLOC_PERCPU: Arm = Arm::with("tcmalloc-percpu", "tcmalloc-percpu").full();
 const MIMALLOC: Arm = Arm::with("mimalloc", "mimalloc");
 const SNMALLOC: Arm = Arm::with("snmalloc", "snmalloc");
 
@@ -168,7 +189,18 @@ pub fn find(name: &str) -> Option<&'static Experiment> {
     EXPERIMENTS.iter().find(|experiment| experiment.name == name)
 }
 
+/// The services of examples/incidents, each broken and mended.
+pub fn all_incidents() -> Vec<&'static Experiment> {
+    EXPERIMENTS.iter().filter(|experiment| incidents::is_one(experiment.name)).collect()
+}
+
 impl Experiment {
+    /// Whether its extra runs are diagnosed by a series of windows: if a claim is about that.
+    fn has_series(&self) -> bool {
+        let mut tests = self.claims.iter().flat_map(|claim| claim.tests);
+        tests.any(|test| matches!(test.what, claims::Quantity::Series { .. }))
+    }
+
     fn figure(&self, key: &str) -> Option<&Figure> {
         self.figures.iter().find(|figure| figure.key == key)
     }
@@ -252,6 +284,11 @@ impl Settings {
         Settings { quick: true, blocks: QUICK_BLOCKS, scale: QUICK_SCALE, bill, ..Settings::full(seed) }
     }
 
+    /// None without bills.
+    fn series(&self) -> Option<series::Plan> {
+        self.bill.map(|_| if self.quick { series::Plan::QUICK } else { series::Plan::FULL })
+    }
+
     /// Whether this arm of those that are wanted runs.
     fn include(&self, arm: &Arm) -> bool {
         arm.quick || !self.quick || !self.arms.is_empty()
@@ -300,7 +337,10 @@ mod tests {
                     Quantity::Value { figure, arm } => (Some(figure), vec![arm]),
                     Quantity::Ratio { figure, arm, to } => (Some(figure), vec![arm, to]),
                     Quantity::Between { figure, arm, from, to } => (Some(figure), vec![arm, from, to]),
-                    Quantity::Bill { arm, .. } | Quantity::Wait { arm, .. } => (None, vec![arm]),
+                    Quantity::Bill { arm, .. }
+                    | Quantity::Wait { arm, .. }
+                    | Quantity::FirstWall { arm, .. }
+                    | Quantity::Series { arm, .. } => (None, vec![arm]),
                 };
                 assert!(figure.is_none_or(|key| experiment.figure(key).is_some()), "{figure:?}");
                 assert!(arms.iter().all(|arm| is_arm(arm)), "{arms:?}");
@@ -350,7 +390,7 @@ mod tests {
             assert!(experiment.arms[0].quick && of(&quick, experiment) <= 8, "{}", experiment.name);
             assert_eq!(of(&full, experiment), experiment.arms.len());
         }
-        assert!(EXPERIMENTS.iter().map(|experiment| of(&quick, experiment)).sum::<usize>() <= 60);
+        assert!(EXPERIMENTS.iter().map(|experiment| of(&quick, experiment)).sum::<usize>() <= 90);
         let named = Settings { arms: vec!["idle".into()], ..quick };
         assert!(named.include(&GLIBC.full()) && !Settings::quick(7).include(&GLIBC.full()));
     }

@@ -1,13 +1,14 @@
 //! The figures of all runs of an experiment, with intervals: of an arm, of one arm against another, and between two others.
 
-use super::bill::{Bill, Line};
+use super::bill::{Bill, Line, Walls};
+use super::series::{Fact, Series};
 use super::task::RunResult;
 use super::{Arm, Experiment, Settings, with_baseline};
 use crate::histogram::Histogram;
-use crate::runs::against;
+use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::stats::{median, median_interval};
 use allocwall_model::units::{Absence, Interval, Measured, Reason};
-use allocwall_trial::compare::compare;
+use allocwall_trial::compare::{against, compare};
 use allocwall_trial::{ArmProof, BASELINES, Block, Comparison, ProofState, Run, TrialResult};
 use std::collections::BTreeMap;
 
@@ -26,6 +27,10 @@ pub struct Results {
     pub runs: Vec<(usize, Option<RunResult>)>,
     /// By arm; only of those that are shown. Empty without bills.
     pub bills: BTreeMap<usize, Measured<Bill>>,
+    /// Of the arms that have a bill.
+    pub walls: BTreeMap<usize, Walls>,
+    /// By arm, like the bills; only if a claim is about a series.
+    pub series: BTreeMap<usize, Measured<Series>>,
 }
 
 /// An arm that was not run.
@@ -51,6 +56,8 @@ impl Results {
             blocks: vec![],
             runs: vec![],
             bills: BTreeMap::new(),
+            walls: BTreeMap::new(),
+            series: BTreeMap::new(),
             arms,
         }
     }
@@ -133,9 +140,13 @@ impl Results {
                 let other = self.ratio(figure, to, 0)?;
                 Ok(Interval::new(1.0 / other.high, 1.0 / other.point, 1.0 / other.low))
             }
-            (arm, to) => against(&self.blocks, arm, to, figure)
-                .map(times)
-                .ok_or_else(|| self.missing(figure, &[arm, to])),
+            (arm, to) => {
+                let effect = against(&self.blocks, arm, to, figure);
+                effect.map(times).map_err(|why| match why.reason {
+                    Reason::TooLittle => self.missing(figure, &[arm, to]),
+                    _ => why,
+                })
+            }
         }
     }
 
@@ -178,6 +189,20 @@ impl Results {
         let bill = bill.as_ref().map_err(Absence::clone)?;
         let line = lines(bill).iter().find(|line| line.class == class);
         line.ok_or_else(|| none("the bill has no such line"))?.share.clone()
+    }
+
+    /// Whether the verdict on an arm names one of these walls first: 1, or 0.
+    pub fn first_wall(&self, arm: usize, walls: &[Wall]) -> Measured<Interval> {
+        let Some(named) = self.walls.get(&arm) else {
+            let why = self.bills.get(&arm).and_then(|bill| bill.as_ref().err()).cloned();
+            return Err(why.unwrap_or_else(|| Absence::new(Reason::NotApplicable, "no bill was taken")));
+        };
+        named.first_is(walls).map(|first| Interval::exact(if first { 1.0 } else { 0.0 }))
+    }
+
+    pub fn fact(&self, arm: usize, fact: Fact) -> Measured<Interval> {
+        let none = || Absence::new(Reason::NotApplicable, "no series was taken");
+        self.series.get(&arm).ok_or_else(none)?.as_ref().map_err(Absence::clone)?.fact(fact)
     }
 
     fn few_blocks(&self) -> Absence {

@@ -1,7 +1,8 @@
 //! All runs of an experiment: the arms that this machine has, their blocks, and the bill of each arm.
 
-use super::bill::Bill;
+use super::bill::{Bill, Walls};
 use super::results::{LeftOut, Results};
+use super::series::Series;
 use super::task::{RunResult, Spec, figures};
 use super::{Arm, Experiment, Settings, with_baseline};
 use crate::runs::{Once, Runs};
@@ -17,6 +18,7 @@ use allocwall_trial::conduct::{End, Event};
 use allocwall_trial::run::{self, Output, Start};
 use allocwall_trial::{BASELINES, session};
 use anyhow::{Context, bail};
+use serde_json::Value;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -38,7 +40,7 @@ const LONGEST_DIAGNOSIS: usize = 32 << 20;
 /// Time limit of a diagnosis, in addition to its window.
 const DIAGNOSIS_LIMIT: Duration = Duration::from_secs(60);
 /// Time that the run of a bill has after the window, at most. It is ended when the diagnosis is done.
-const SPARE: Duration = Duration::from_secs(30);
+pub(super) const SPARE: Duration = Duration::from_secs(30);
 /// Time for a run that is ended early to remove what it made outside its process.
 const GRACE: Duration = Duration::from_secs(1);
 /// Pause between two checks whether the timed part of a run has begun.
@@ -144,12 +146,16 @@ impl Bench<'_> {
         }
         // Results of an unfinished block are left out, like its runs.
         runs.results.truncate(journal.blocks.len() * arms.len());
+        let (bills, walls) = self.bills(experiment, settings, &runs.once.arms, &arms, &folder);
+        let series = self.series(experiment, settings, &runs.once.arms, &arms, &folder);
         Ok(Some(Results {
             experiment,
             settings: settings.clone(),
             left_out,
             outcome: compare(&journal.head.design, &journal.blocks),
-            bills: self.bills(experiment, settings, &runs.once.arms, &arms, &folder),
+            bills,
+            walls,
+            series,
             blocks: journal.blocks,
             runs: runs.results,
             arms,
@@ -225,7 +231,8 @@ impl Bench<'_> {
         self.interrupted.load(Ordering::Relaxed)
     }
 
-    /// The bill of each arm that is shown, from one more run of it. These runs are not timed: the recorder disturbs them.
+    /// The bill of each arm that is shown, and the walls that its verdict names, from one more run of it. These runs are not timed:
+    /// the recorder disturbs them.
     fn bills(
         &self,
         experiment: &Experiment,
@@ -233,33 +240,90 @@ impl Bench<'_> {
         prepared: &[Prepared],
         arms: &[&'static Arm],
         folder: &Path,
-    ) -> BTreeMap<usize, Measured<Bill>> {
-        let Some(window) = settings.bill else { return BTreeMap::new() };
+    ) -> (BTreeMap<usize, Measured<Bill>>, BTreeMap<usize, Walls>) {
+        let (mut bills, mut named) = (BTreeMap::new(), BTreeMap::new());
+        let Some(window) = settings.bill.filter(|_| !experiment.has_series()) else { return (bills, named) };
         let shown = (0..arms.len()).filter(|nth| *nth == 0 || *nth >= BASELINES);
-        let mut bills = BTreeMap::new();
         for nth in shown {
             if self.stopped() {
                 break;
             }
             let arm = arms[nth];
             self.talk.progress(&format!("{}: bill of {}", experiment.name, arm.name));
-            let timed_s = (window + SPARE).as_secs_f64();
-            let spec = Spec { timed_s, announce: true, ..spec(experiment, arm, settings) };
             let file = folder.join(format!("{nth}.allocwall"));
             let bill = self
-                .command(&spec)
-                .map_err(|error| Absence::new(Reason::NotFound, error.to_string()))
-                .and_then(|command| {
-                    let limit = RUN_LIMIT + window + SPARE;
-                    self.bill(&Start { command, limit, ..prepared[nth].start.clone() }, window, &file)
-                });
+                .watched(experiment, settings, arm, &prepared[nth], window)
+                .and_then(|start| self.bill(&start, window, &file));
+            let bill = bill.map(|(bill, walls)| {
+                named.insert(nth, walls);
+                bill
+            });
             bills.insert(nth, bill);
         }
-        bills
+        (bills, named)
     }
 
-    /// Starts a run, waits until its timed part has begun, diagnoses it with this program, and ends it.
-    fn bill(&self, start: &Start, window: Duration, file: &Path) -> Measured<Bill> {
+    /// A series of windows over one more run of each arm that is shown, if a claim is about it.
+    fn series(
+        &self,
+        experiment: &Experiment,
+        settings: &Settings,
+        prepared: &[Prepared],
+        arms: &[&'static Arm],
+        folder: &Path,
+    ) -> BTreeMap<usize, Measured<Series>> {
+        let mut all = BTreeMap::new();
+        let Some(plan) = settings.series().filter(|_| experiment.has_series()) else { return all };
+        for nth in (0..arms.len()).filter(|nth| *nth == 0 || *nth >= BASELINES) {
+            if self.stopped() {
+                break;
+            }
+            self.talk.progress(&format!("{}: series of {}", experiment.name, arms[nth].name));
+            let series = self
+                .watched(experiment, settings, arms[nth], &prepared[nth], plan.length())
+                .and_then(|start| self.diagnose(&start, plan.length(), &plan.options(), folder))
+                .and_then(|document| Series::of(&document));
+            all.insert(nth, series);
+        }
+        all
+    }
+
+    /// The start of one more run of an arm, for a diagnosis of this length.
+    fn watched(
+        &self,
+        experiment: &Experiment,
+        settings: &Settings,
+        arm: &Arm,
+        prepared: &Prepared,
+        length: Duration,
+    ) -> Measured<Start> {
+        let timed_s = (length + SPARE).as_secs_f64();
+        let spec = Spec { timed_s, announce: true, ..spec(experiment, arm, settings) };
+        let command =
+            self.command(&spec).map_err(|error| Absence::new(Reason::NotFound, error.to_string()))?;
+        Ok(Start { command, limit: RUN_LIMIT + length + SPARE, ..prepared.start.clone() })
+    }
+
+    /// The bill and the walls of a run.
+    fn bill(&self, start: &Start, window: Duration, file: &Path) -> Measured<(Bill, Walls)> {
+        let options: [OsString; 4] =
+            ["-d".into(), format!("{}ms", window.as_millis()).into(), "-o".into(), file.into()];
+        let document = self.diagnose(start, window, &options, file.parent().unwrap_or(file));
+        // Some megabytes that nothing reads.
+        let _ = std::fs::remove_file(file);
+        let document = document?;
+        Ok((Bill::of(&document)?, Walls::of(&document)))
+    }
+
+    /// Starts a run, waits until its timed part has begun, diagnoses it with this program, and ends it. Recordings without a name of
+    /// their own are kept below `state`.
+    fn diagnose(
+        &self,
+        start: &Start,
+        length: Duration,
+        options: &[OsString],
+        state: &Path,
+    ) -> Measured<Value> {
         let absent = |error: Error| Absence::new(Reason::NotFound, error.to_string());
         let mut running = run::start(start, self.program).map_err(absent)?;
         let until_ns = monotonic_ns() + RUN_LIMIT.as_nanos() as u64;
@@ -272,32 +336,21 @@ impl Bench<'_> {
             }
             std::thread::sleep(GLANCE);
         }
-        let words: [OsString; 8] = [
-            self.program.into(),
-            "diagnose".into(),
-            "--json".into(),
-            "-d".into(),
-            format!("{}ms", window.as_millis()).into(),
-            "-o".into(),
-            file.into(),
-            format!("--pid={}", running.pid()).into(),
-        ];
+        let mut words: Vec<OsString> = vec![self.program.into(), "diagnose".into(), "--json".into()];
+        words.extend_from_slice(options);
+        words.push(format!("--pid={}", running.pid()).into());
         let diagnosis = Start {
             stdout: Output::Keep(LONGEST_DIAGNOSIS),
-            ..Start::new(words.to_vec(), window + DIAGNOSIS_LIMIT)
+            env: vec![("XDG_STATE_HOME".into(), Some(state.into()))],
+            ..Start::new(words, length + DIAGNOSIS_LIMIT)
         };
         let finished = run::start(&diagnosis, self.program)
             .and_then(|running| running.wait(self.interrupted))
             .map_err(absent)?;
-        // Some megabytes that nothing reads.
-        let _ = std::fs::remove_file(file);
-        match serde_json::from_slice(&finished.stdout.bytes) {
-            Ok(document) => Bill::of(&document),
-            Err(_) => {
-                let why = last_words(&finished).unwrap_or_else(|| "it printed no report".into());
-                Err(Absence::new(Reason::NotFound, format!("the diagnosis failed: {why}")))
-            }
-        }
+        serde_json::from_slice(&finished.stdout.bytes).map_err(|_| {
+            let why = last_words(&finished).unwrap_or_else(|| "it printed no report".into());
+            Absence::new(Reason::NotFound, format!("the diagnosis failed: {why}"))
+        })
     }
 }
 

@@ -111,5 +111,7 @@ pub fn results(
         blocks,
         arms: kept,
         bills: BTreeMap::new(),
+        walls: BTreeMap::new(),
+        series: BTreeMap::new(),
     }
 }

@@ -29,6 +29,7 @@ pub fn report(results: &Results, style: Style) -> String {
         claim(&mut page, &judged);
     }
     bills(&mut page, results);
+    series(&mut page, results);
     page.out
 }
 
@@ -201,6 +202,20 @@ fn bills(page: &mut Page, results: &Results) {
         page.hang(&lead, Ink::Plain, NAME + 4, &bill_text(bill), Ink::Plain);
     }
     page.wrapped(2, "`allocwall explain \"NAME OF A LINE\"` explains a line.", Ink::Faint);
+}
+
+fn series(page: &mut Page, results: &Results) {
+    if results.series.is_empty() {
+        return;
+    }
+    page.section("SERIES", "one more run of each arm, diagnosed in several windows, that is not timed");
+    for (arm, series) in &results.series {
+        let text = match series {
+            Ok(series) => series.text(),
+            Err(absence) => format!("not measured: {absence}"),
+        };
+        page.hang(&format!("  {}", results.arms[*arm].name), Ink::Plain, NAME + 4, &text, Ink::Plain);
+    }
 }
 
 fn bill_text(bill: &Measured<Bill>) -> String {

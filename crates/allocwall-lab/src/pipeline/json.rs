@@ -5,7 +5,7 @@ use super::results::{ArmResult, Point};
 use super::text::Experiment;
 use super::{Measure, Orders};
 use allocwall_model::units::Interval;
-use allocwall_report::json::{interval, list, number, printed};
+use allocwall_report::json::{interval, list, measured, number, printed};
 use allocwall_report::trial_json;
 use serde_json::{Map, Value, json};
 
@@ -41,7 +41,7 @@ fn point(point: &Point) -> Value {
         .map(|(metric, arms)| {
             let arms = point.arms.iter().zip(arms);
             let by_arm: Map<String, Value> =
-                arms.map(|(arm, effect)| (arm.name.clone(), optional(*effect))).collect();
+                arms.map(|(arm, effect)| (arm.name.clone(), measured(effect, interval))).collect();
             (metric.clone(), Value::Object(by_arm))
         })
         .collect();

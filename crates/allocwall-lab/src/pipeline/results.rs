@@ -2,10 +2,11 @@
 
 use super::{Measure, Orders, Pair, QUANTILES, RunResult, Spec, ThreadResult, metric_key};
 use crate::histogram::Histogram;
-use crate::runs::{Printed, against};
+use crate::runs::Printed;
 use allocwall_host::topology::Relation;
 use allocwall_model::stats::median_interval;
-use allocwall_model::units::Interval;
+use allocwall_model::units::{Interval, Measured};
+use allocwall_trial::compare::against;
 use allocwall_trial::{BASELINES, Block, Direction, Metric, TrialResult, Unit};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -22,7 +23,7 @@ pub struct Point {
     pub arms: Vec<ArmResult>,
     /// Effect against the by-value ring of the same block, for undisturbed orders, by percentile of [`Measure::Dequeue`] and by arm.
     /// Empty without the by-value arm.
-    pub floor: BTreeMap<String, Vec<Option<Interval>>>,
+    pub floor: BTreeMap<String, Vec<Measured<Interval>>>,
 }
 
 /// The CPUs on which threads run.

@@ -3,8 +3,8 @@
 use super::results::{ArmResult, Point, shown};
 use super::variants::Sizes;
 use super::{Arrivals, By, Measure, Orders, QUANTILES, metric_key};
-use allocwall_model::units::{Interval, Reason, count, thousands};
-use allocwall_report::layout::{elide_end, left, right};
+use allocwall_model::units::{Absence, Interval, Reason, count, thousands};
+use allocwall_report::layout::{columns, elide_end, left, right};
 use allocwall_report::text::{Ink, Page, Style};
 use allocwall_trial::{Comparison, Outcome};
 
@@ -29,6 +29,10 @@ pub struct Experiment {
 const NAME: usize = 36;
 /// Width of the column of an interval.
 const FIGURE: usize = 22;
+/// Width of the column of a comparison.
+const COMPARED: usize = FIGURE + 12;
+/// Blanks before a cell, at least.
+const GAP: usize = 2;
 /// Share of orders that must be undisturbed; with fewer, the report warns about the tail.
 const ENOUGH: f64 = 0.9;
 
@@ -96,43 +100,71 @@ fn place(page: &mut Page, e: &Experiment, point: &Point) {
     }
 }
 
-fn latencies(page: &mut Page, point: &Point, orders: Orders) {
-    page.blank();
-    let title = match orders {
-        Orders::Undisturbed => "  undisturbed orders, ns if no unit",
-        Orders::All => "  all orders, ns if no unit",
-    };
-    let heads: String = QUANTILES.iter().map(|(_, title, _)| right(title, FIGURE)).collect();
-    let last = match orders {
-        Orders::Undisturbed => "p50 ÷ transfer",
-        Orders::All => "slowest order",
-    };
-    let line = format!("{}{heads}{}", left(title, NAME), right(last, 16));
-    let line = page.paint(Ink::Faint, &line);
-    page.line(&line);
-    for measure in [Measure::Dequeue, Measure::Done] {
-        page.line(&format!("  {}", measure.title()));
-        for arm in shown(point) {
-            let arm = &point.arms[arm];
-            page.line(&format!("    {}{}", left(&arm.name, NAME - 4), row(arm, measure, orders)));
-        }
+/// A row of a table. A row without cells is a title of the rows below it, unless it has a note.
+#[derive(Default)]
+struct Row {
+    name: String,
+    cells: Vec<String>,
+    /// After the last cell.
+    note: String,
+}
+
+impl Row {
+    fn of(arm: &ArmResult, cells: Vec<String>) -> Row {
+        Row { name: format!("    {}", arm.name), cells, note: String::new() }
     }
 }
 
-fn row(arm: &ArmResult, measure: Measure, orders: Orders) -> String {
+/// The heads of the columns come with their widths. A column is wider if a cell needs it, so that no two figures touch.
+fn table(page: &mut Page, title: &str, heads: &[(&str, usize)], rows: &[Row]) {
+    page.blank();
+    let is_title = |row: &&Row| row.cells.is_empty() && row.note.is_empty();
+    let names = rows.iter().filter(|row| !is_title(row)).map(|row| columns(&row.name));
+    let first = names.chain([NAME, columns(title)]).max().unwrap_or(NAME);
+    let widths: Vec<usize> = (0..heads.len())
+        .map(|n| {
+            let cells = rows.iter().filter_map(|row| row.cells.get(n)).map(|cell| columns(cell) + GAP);
+            cells.fold(heads[n].1, usize::max)
+        })
+        .collect();
+    let line = |name: &str, cells: &[&str], note: &str| {
+        let cells: String = cells.iter().zip(&widths).map(|(cell, width)| right(cell, *width)).collect();
+        format!("{}{cells}{note}", left(name, first))
+    };
+    let titles: Vec<&str> = heads.iter().map(|(title, _)| *title).collect();
+    let head = page.paint(Ink::Faint, &line(title, &titles, ""));
+    page.line(&head);
+    for row in rows {
+        let cells: Vec<&str> = row.cells.iter().map(String::as_str).collect();
+        page.line(&line(&row.name, &cells, &row.note));
+    }
+}
+
+fn latencies(page: &mut Page, point: &Point, orders: Orders) {
+    let (title, last) = match orders {
+        Orders::Undisturbed => ("  undisturbed orders, ns if no unit", "p50 ÷ transfer"),
+        Orders::All => ("  all orders, ns if no unit", "slowest order"),
+    };
+    let quantiles = QUANTILES.iter().map(|(_, title, _)| (*title, FIGURE));
+    let heads: Vec<(&str, usize)> = quantiles.chain([(last, 16)]).collect();
+    let mut rows = vec![];
+    for measure in [Measure::Dequeue, Measure::Done] {
+        rows.push(Row { name: format!("  {}", measure.title()), ..Row::default() });
+        rows.extend(shown(point).map(|arm| row(&point.arms[arm], measure, orders)));
+    }
+    table(page, title, &heads, &rows);
+}
+
+fn row(arm: &ArmResult, measure: Measure, orders: Orders) -> Row {
     if arm.saturated > 0 && arm.latencies.is_empty() {
         let achieved = arm.achieved.map_or(0.0, |a| a.point);
-        return format!(
-            "  saturated: only {} orders/s were done, so no percentiles",
-            thousands(achieved as u64)
-        );
+        let done = thousands(achieved as u64);
+        let note = format!("  saturated: only {done} orders/s were done, so no percentiles");
+        return Row { note, ..Row::of(arm, vec![]) };
     }
-    let figures: String = QUANTILES
+    let mut cells: Vec<String> = QUANTILES
         .iter()
-        .map(|(key, ..)| match arm.percentile(measure, key, orders) {
-            Some(interval) => right(&figure(interval), FIGURE),
-            None => right("none", FIGURE),
-        })
+        .map(|(key, ..)| arm.percentile(measure, key, orders).map_or("none".to_owned(), figure))
         .collect();
     let last = match orders {
         Orders::Undisturbed => {
@@ -145,11 +177,12 @@ fn row(arm: &ArmResult, measure: Measure, orders: Orders) -> String {
             .and_then(|h| h.max())
             .map_or(String::new(), |max| thousands(max as u64)),
     };
-    let some = match arm.saturated {
+    cells.push(last);
+    let note = match arm.saturated {
         0 => String::new(),
         n => format!("  {n} of {} runs were saturated and are left out", arm.runs),
     };
-    format!("{figures}{}{some}", right(&last, 16))
+    Row { note, ..Row::of(arm, cells) }
 }
 
 /// The estimate and its interval, with three digits, in the unit of the largest value. Nanoseconds are printed without a unit.
@@ -190,20 +223,10 @@ fn rounded(ns: f64) -> u64 {
 }
 
 fn throughput(page: &mut Page, point: &Point) {
-    page.blank();
-    let line = format!(
-        "{}{}{}",
-        left("  orders per second", NAME),
-        right("M/s", FIGURE),
-        right("relative to malloc", FIGURE)
-    );
-    let line = page.paint(Ink::Faint, &line);
-    page.line(&line);
-    for n in shown(point) {
+    let rows = shown(point).map(|n| {
         let arm = &point.arms[n];
         let Some(achieved) = arm.achieved else {
-            page.line(&format!("    {}  no run has a result", left(&arm.name, NAME - 4)));
-            continue;
+            return Row { note: "  no run has a result".to_owned(), ..Row::of(arm, vec![]) };
         };
         let rate =
             format!("{:.2} ({:.2}–{:.2})", achieved.point / 1e6, achieved.low / 1e6, achieved.high / 1e6);
@@ -212,13 +235,10 @@ fn throughput(page: &mut Page, point: &Point) {
             .map_or(String::new(), |e| {
                 format!("{:.2} ({:.2}–{:.2})", 1.0 + e.point, 1.0 + e.low, 1.0 + e.high)
             });
-        page.line(&format!(
-            "    {}{}{}",
-            left(&arm.name, NAME - 4),
-            right(&rate, FIGURE),
-            right(&against, FIGURE)
-        ));
-    }
+        Row::of(arm, vec![rate, against])
+    });
+    let heads = [("M/s", FIGURE), ("relative to malloc", FIGURE)];
+    table(page, "  orders per second", &heads, &rows.collect::<Vec<_>>());
 }
 
 fn comparison<'a>(point: &'a Point, arm: usize, metric: &str) -> Option<&'a Comparison> {
@@ -227,34 +247,24 @@ fn comparison<'a>(point: &'a Point, arm: usize, metric: &str) -> Option<&'a Comp
 
 /// Against malloc, and against the by-value ring (the lower bound), with intervals.
 fn words(page: &mut Page, point: &Point) {
-    page.blank();
-    let head = format!(
-        "{}{}{}{}",
-        left("  against malloc, undisturbed orders", NAME),
-        right("p99", FIGURE + 12),
-        right("p99.9", FIGURE + 12),
-        ""
-    );
-    let head = page.paint(Ink::Faint, head.trim_end());
-    page.line(&head);
-    for arm in shown(point).skip(1) {
-        let cells: String = ["p99", "p999"]
+    let heads = [("p99", COMPARED), ("p99.9", COMPARED)];
+    let rows = shown(point).skip(1).map(|arm| {
+        let cells = ["p99", "p999"]
             .iter()
             .map(|key| {
                 let metric = metric_key(Measure::Dequeue, key, Orders::Undisturbed);
-                let text = match comparison(point, arm, &metric) {
+                match comparison(point, arm, &metric) {
                     Some(c) => match &c.effect {
                         Ok(effect) => format!("{} {}", change(*effect), said(c.outcome)),
-                        Err(absence) if absence.reason == Reason::TooLittle => "too few blocks".to_owned(),
-                        Err(absence) => elide_end(&absence.detail, FIGURE + 10),
+                        Err(absence) => brief(absence),
                     },
                     None => String::new(),
-                };
-                right(&text, FIGURE + 12)
+                }
             })
             .collect();
-        page.line(&format!("    {}{cells}", left(&point.arms[arm].name, NAME - 4)));
-    }
+        Row::of(&point.arms[arm], cells)
+    });
+    table(page, "  against malloc, undisturbed orders", &heads, &rows.collect::<Vec<_>>());
     let baseline = point
         .outcome
         .baseline
@@ -266,25 +276,28 @@ fn words(page: &mut Page, point: &Point) {
     if point.floor.is_empty() {
         return;
     }
-    page.blank();
-    let head = format!(
-        "{}{}{}",
-        left("  against by-value, undisturbed", NAME),
-        right("p99", FIGURE + 12),
-        right("p99.9", FIGURE + 12),
-    );
-    let head = page.paint(Ink::Faint, &head);
-    page.line(&head);
-    for arm in shown(point).filter(|arm| point.arms[*arm].name != "by-value") {
-        let cells: String = ["p99", "p999"]
+    let rows = shown(point).filter(|arm| point.arms[*arm].name != "by-value").map(|arm| {
+        let cells = ["p99", "p999"]
             .iter()
             .map(|key| {
                 let metric = metric_key(Measure::Dequeue, key, Orders::Undisturbed);
-                let effect = point.floor.get(&metric).and_then(|arms| arms.get(arm).copied().flatten());
-                right(&effect.map_or("too few blocks".into(), change), FIGURE + 12)
+                match point.floor.get(&metric).and_then(|arms| arms.get(arm)) {
+                    Some(Ok(effect)) => change(*effect),
+                    Some(Err(absence)) => brief(absence),
+                    None => String::new(),
+                }
             })
             .collect();
-        page.line(&format!("    {}{cells}", left(&point.arms[arm].name, NAME - 4)));
+        Row::of(&point.arms[arm], cells)
+    });
+    table(page, "  against by-value, undisturbed", &heads, &rows.collect::<Vec<_>>());
+}
+
+/// Why there is no effect, in one cell.
+fn brief(absence: &Absence) -> String {
+    match absence.reason {
+        Reason::TooLittle => "too few blocks".to_owned(),
+        _ => elide_end(&absence.detail, COMPARED - GAP),
     }
 }
 
@@ -359,21 +372,10 @@ fn held_up(point: &Point) -> Option<String> {
 
 /// The disturbances by the machine, and warnings if they are too large.
 fn machine(page: &mut Page, point: &Point) {
-    page.blank();
-    let line = page.paint(
-        Ink::Faint,
-        &format!(
-            "{}{}{}{}{}{}",
-            left("  the machine", NAME),
-            right("disturbed", 12),
-            right("stalls/run", 14),
-            right("longest, µs", 13),
-            right("switches", 10),
-            right("unseen stalls", 15)
-        ),
-    );
-    page.line(&line);
+    let heads =
+        [("disturbed", 12), ("stalls/run", 14), ("longest, µs", 13), ("switches", 10), ("unseen stalls", 15)];
     let mut fewest: f64 = 1.0;
+    let mut rows = vec![];
     for n in shown(point) {
         let arm = &point.arms[n];
         let runs = arm.runs.max(1) as u64;
@@ -384,16 +386,16 @@ fn machine(page: &mut Page, point: &Point) {
             fewest = fewest.min(1.0 - share.point);
             format!("{:.1} %", share.point * 100.0)
         });
-        page.line(&format!(
-            "    {}{}{}{}{}{}",
-            left(&arm.name, NAME - 4),
-            right(&disturbed, 12),
-            right(&thousands(stalls / runs), 14),
-            right(&thousands((longest / 1e3) as u64), 13),
-            right(&thousands(switches / runs), 10),
-            right(&format!("{:.0}", arm.unseen / runs as f64), 15)
-        ));
+        let cells = vec![
+            disturbed,
+            thousands(stalls / runs),
+            thousands((longest / 1e3) as u64),
+            thousands(switches / runs),
+            thousands((arm.unseen / runs as f64).round() as u64),
+        ];
+        rows.push(Row::of(arm, cells));
     }
+    table(page, "  the machine", &heads, &rows);
     if let Some(text) = held_up(point) {
         page.wrapped(4, &text, Ink::Faint);
     }
@@ -455,5 +457,58 @@ mod tests {
         ] {
             assert_eq!(figure(Interval { low, point, high }), text);
         }
+    }
+
+    /// The rows of a table, without its head, for cells of two columns of 12.
+    fn rows(cells: &[[&str; 2]]) -> Vec<String> {
+        let mut page = Page::new(Style::FILE);
+        let row = |cells: &[&str; 2]| Row {
+            name: "    malloc".to_owned(),
+            cells: cells.map(str::to_owned).to_vec(),
+            note: String::new(),
+        };
+        let rows: Vec<Row> = cells.iter().map(row).collect();
+        table(&mut page, "  orders", &[("p50", 12), ("p99", 12)], &rows);
+        page.out.lines().skip(2).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn wide_figures_stay_apart_and_in_their_columns() {
+        let wide = figure(Interval { low: 1.01e9, point: 1.24e9, high: 12.3e9 });
+        assert_eq!(wide, "1,240 (1,010–12,300) ms");
+        let of = |first: &str, second: &str| {
+            let found = rows(&[[first, second], ["1", "2"]]);
+            let ends: Vec<usize> = found.iter().map(|line| columns(line)).collect();
+            assert_eq!(ends[0], ends[1], "{found:?}");
+            let cells = found[0].split("  ").map(str::trim).filter(|cell| !cell.is_empty());
+            assert_eq!(cells.collect::<Vec<_>>(), ["malloc", first, second], "{found:?}");
+            ends[0]
+        };
+        // Columns that are wide enough keep their width, and others become wider.
+        assert_eq!(of("388", "9.94 µs"), NAME + 24);
+        assert_eq!(of(&wide, &wide), NAME + 2 * (columns(&wide) + GAP));
+        let change = change(Interval { low: 12.34, point: 123.45, high: 1_234_567.0 });
+        assert_eq!(of(&change, "none"), NAME + columns(&change) + GAP + 12);
+    }
+
+    #[test]
+    fn a_long_name_and_a_note_move_no_cell_and_a_title_takes_no_room() {
+        let mut page = Page::new(Style::FILE);
+        let long = "    an arm with a name that is longer than its column";
+        let rows = [
+            Row { name: format!("  {}", "a title of the rows below ".repeat(4)), ..Row::default() },
+            Row { name: long.to_owned(), cells: vec!["1".to_owned()], note: String::new() },
+            Row {
+                name: "    malloc".to_owned(),
+                cells: vec!["22".to_owned()],
+                note: "  and more".to_owned(),
+            },
+        ];
+        table(&mut page, "  orders", &[("p50", 6)], &rows);
+        let lines: Vec<&str> = page.out.lines().skip(3).collect();
+        assert_eq!(
+            lines,
+            [format!("{long}     1"), format!("{}    22  and more", left("    malloc", columns(long)))]
+        );
     }
 }

@@ -12,6 +12,7 @@ pub(crate) mod mapping;
 pub mod pipeline;
 pub(crate) mod process;
 mod retention;
+pub(crate) mod sockets;
 mod stage;
 mod waiting;
 
@@ -70,8 +71,8 @@ pub fn line_key(classes: &[CostClass]) -> String {
 }
 
 use CostClass::{
-    AllocatorCode, AllocatorLocks, BlockFilling, CopyOnWrite, FaultPath, FileFault, ForkExit,
-    GarbageCollector, MapCalls, PageRelease, Zeroing,
+    AllocatorCode, AllocatorLocks, BlockFilling, CopyOnWrite, FaultPath, FileFault, FileSystem, ForkExit,
+    GarbageCollector, KernelSlab, MapCalls, OtherKernel, PageRelease, Sockets, Zeroing,
 };
 
 pub const SUBJECTS: &[Subject] = &[
@@ -152,6 +153,19 @@ pub const SUBJECTS: &[Subject] = &[
         threads: 2,
         threads_fixed: false,
         run: mapping::address_space_lock,
+    },
+    Subject {
+        name: "socket-churn",
+        summary: "makes and closes socket pairs, and looks up names that do not exist",
+        wall: Some(Wall::KernelSlab),
+        lines: &[&[KernelSlab, FileSystem, Sockets, OtherKernel]],
+        waits: &[],
+        dial: Dial::Line,
+        default_dial: 0.8,
+        twin: Some("as many system calls on sockets that it keeps"),
+        threads: 1,
+        threads_fixed: false,
+        run: sockets::socket_churn,
     },
     Subject {
         name: "call-rate",

@@ -1,4 +1,4 @@
-//! The record of `json-requests`, and the ways to rewrite it.
+//! The record of `json-requests` and `patterns`, and the ways to rewrite it.
 //!
 //! All ways but one parse with the same code. They differ in where the strings and lists of a record are.
 
@@ -209,6 +209,7 @@ enum Way {
     /// As many slots as there are texts.
     Pooled(Vec<Slot>),
     Arena(RequestArena),
+    Less,
     Lazy,
 }
 
@@ -219,6 +220,7 @@ impl<'a> Handler<'a> {
             "value" => Way::Value,
             "pooled" => Way::Pooled(texts.iter().map(|_| Slot::default()).collect()),
             "arena" => Way::Arena(RequestArena::new(ARENA)?),
+            "less" => Way::Less,
             "lazy" => Way::Lazy,
             other => bail!("no variant {other}"),
         };
@@ -252,6 +254,15 @@ impl<'a> Handler<'a> {
                 let record = in_arena(arena, &serde_json::from_slice(text)?).context("the arena is full")?;
                 self.out.clear();
                 serde_json::to_writer(&mut self.out, record)?;
+            }
+            Way::Less => {
+                let mut needed: Needed<Vec<Edge<String>>> = serde_json::from_slice(text)?;
+                needed.edges.push(Edge { pop: ADDED.pop.to_owned(), latency: ADDED.latency });
+                let added = serde_json::to_vec(&needed.edges.last())?;
+                // The list of the edges is the last but one, and no string has a bracket.
+                let mut ends = (0..text.len()).rev().filter(|at| text[*at] == b']');
+                let (before, after) = text.split_at(ends.nth(1).context("no end of edges")?);
+                self.out = [before, &b","[..], &added[..], after].concat();
             }
             Way::Lazy => {
                 let needed: Needed<Few<Edge<&str>>> = serde_json::from_slice(text)?;
@@ -303,7 +314,7 @@ mod tests {
     use super::super::super::testing::allocations;
     use super::*;
 
-    const VARIANTS: [&str; 5] = ["all", "value", "pooled", "arena", "lazy"];
+    const VARIANTS: [&str; 6] = ["all", "value", "pooled", "arena", "less", "lazy"];
 
     fn texts() -> Vec<Vec<u8>> {
         let mut random = Random::new(7);
@@ -343,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn only_variants_that_own_their_record_allocate() {
+    fn only_variants_with_strings_of_their_own_allocate() {
         let texts = texts();
         for variant in VARIANTS {
             let mut handler = Handler::new(variant, &texts).unwrap();
@@ -354,8 +365,10 @@ mod tests {
             };
             round();
             let calls = allocations(round);
+            let each = calls as f64 / texts.len() as f64;
             match variant {
-                "all" | "value" => assert!(calls >= 20 * texts.len() as u64, "{variant}: {calls}"),
+                "all" | "value" => assert!(each >= 20.0, "{variant}: {each}"),
+                "less" => assert!((1.0..20.0).contains(&each), "{variant}: {each}"),
                 _ => assert_eq!(calls, 0, "{variant}"),
             }
         }
