@@ -4,7 +4,7 @@
     tests/real/beside_perf.py              all programs, with the release binary
     tests/real/beside_perf.py --install    install missing packages (Debian); also if CI is set
 
-perf's samples are read as text and divided into four groups by a few names; allocwall's tables are not used. Each group must be as
+perf's samples are read as text and divided into five groups by a few names; allocwall's tables are not used. Each group must be as
 near to the same lines of the bill as the sampling error of both explains, plus one point, and within two points in any case
 (`margin` in evidence.py). If one window fails, three windows together must pass. Ends with `N passed, N failed, N skipped`.
 """
@@ -34,6 +34,7 @@ GROUPS = {
     "other kernel": (
         "copy_on_write", "file_fault", "fork_exit", "file_system", "sockets", "scheduling", "other_kernel", "reclaim", "unnamed_kernel"
     ),
+    "kernel slab": ("kernel_slab",),
     "malloc": ("allocator_code", "allocator_locks", "block_filling"),
 }
 # Built-in subjects: in libc they only run malloc, only malloc waits on futexes, and all their faults are first touches.
@@ -44,6 +45,8 @@ SUBJECTS = [
     ("call-rate", "--dial", "0.4", "--threads", "2"),
     ("contention", "--dial", "0.4", "--threads", "2"),
 ]
+# This one has no truth of its own for the line, and it uses other functions of libc.
+SOCKETS, SOCKET_GROUPS = ("socket-churn", "--dial", "0.8"), ("kernel slab", "other kernel")
 # For a real service in Python only the kernel's groups: it uses many other functions of libc.
 SERVICE, SERVICE_GROUPS = "python-wall", ("first touch", "map calls", "other kernel")
 
@@ -88,13 +91,13 @@ def compare(binary, pid, directory, groups):
     return line
 
 
-def on_subject(binary, arguments):
+def on_subject(binary, arguments, groups=tuple(GROUPS)):
     with tempfile.TemporaryDirectory(prefix="allocwall-perf-") as directory:
         command = [str(binary), "subject", *arguments, "--seconds", str(WINDOWS * (SECONDS + 20))]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as subject:
             try:
                 ready = json.loads(subject.stdout.readline())
-                return compare(binary, ready["pid"], directory, GROUPS)
+                return compare(binary, ready["pid"], directory, groups)
             finally:
                 subject.terminate()
 
@@ -126,6 +129,7 @@ def main():
     nowhere = tempfile.TemporaryDirectory(prefix="allocwall-perf-")
     os.environ["XDG_CACHE_HOME"] = nowhere.name
     cases = [(subject[0], lambda subject=subject: on_subject(arguments.binary, subject)) for subject in SUBJECTS]
+    cases.append((SOCKETS[0], lambda: on_subject(arguments.binary, SOCKETS, SOCKET_GROUPS)))
     cases.append((SERVICE, lambda: on_service(arguments.binary)))
     passed = failed = 0
     for name, case in cases:

@@ -23,6 +23,11 @@ MAP_CALL = re.compile(r"(^|_)(mmap|munmap|brk|madvise|mremap)(64|_pgoff)?$")
 # Other names that perf prints in brackets; it prints kernel modules in brackets too.
 NOT_THE_KERNEL = {"[unknown]", "[vdso]", "[vsyscall]", "[stack]", "[heap]"}
 LIBC = re.compile(r"/libc[.-][^/]*$")
+# The kernel's own allocator; what it may be called for; and where its time counts for the process that starts or ends.
+SLAB = re.compile(r"_*(kmem_cache_(alloc|free)|kv?malloc|kv?free(_skb|_sensitive|$)|(alloc|consume)_skb|skb_release|d_(alloc|free)($|_pseudo))")
+SOCKETS = re.compile(r"_*(sock|unix|tcp|udp)_")
+INTERRUPT = re.compile(r"sysvec_|common_interrupt")
+PROCESS = re.compile(r"copy_process|do_exit|execve|mmput")
 
 # A pause in the collector's own log, in milliseconds.
 #   [16380:0x406d48d0]      485 ms: Scavenge 4.0 (5.2) -> 3.0 (5.2) MB, 0.11 / 0.00 ms  (average mu = ...
@@ -83,11 +88,25 @@ def group(stack):
     # At the entry and exit of a system call the kernel stack does not show which call it is; libc's function does.
     if kernel and any("sys_futex" in symbol or "lll_lock" in symbol for symbol, _ in stack):
         return "malloc"
+    if in_slab(kernel):
+        return "kernel slab"
     if kernel:
         return "other kernel"
     if LIBC.search(module):
         return "map calls" if MAP_CALL.search(leaf) else "malloc"
     return "rest"
+
+
+def in_slab(kernel):
+    """Whether the kernel's own allocator is the innermost of these functions (leaf first), and not for a process that starts or ends."""
+    if any(PROCESS.search(symbol) for symbol in kernel):
+        return False
+    for symbol in kernel:
+        if SLAB.match(symbol):
+            return True
+        if SOCKETS.match(symbol) or INTERRUPT.search(symbol):
+            return False
+    return False
 
 
 def stacks(script):

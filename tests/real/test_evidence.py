@@ -37,6 +37,31 @@ class Stacks(unittest.TestCase):
         self.assertEqual(group([*entry, ("clock_gettime", libc)]), "other kernel")
 
 
+    def test_the_kernels_own_allocator_is_the_innermost_function_that_is_known(self):
+        def of(stack):
+            return group([(symbol, "[kernel.kallsyms]") for symbol in stack.split()])
+
+        for stack in (
+            "___slab_alloc kmem_cache_alloc_noprof sk_prot_alloc unix_create1 __sys_socketpair",
+            "__slab_free __kmem_cache_free_bulk.part.0 rcu_free_sheaf rcu_do_batch asm_sysvec_apic_timer_interrupt unix_create1",
+            "skb_release_data kfree_skb_list_reason unix_release_sock",
+            "__d_alloc d_alloc d_alloc_parallel do_faccessat",
+            "kfree tty_ioctl",
+        ):
+            self.assertEqual(of(stack), "kernel slab", stack)
+        for stack in (
+            "unix_create1 __sys_socketpair",
+            "sock_wfree skb_release_head_state consume_skb",
+            "update_process_times asm_sysvec_apic_timer_interrupt kmem_cache_alloc_noprof path_openat",
+            "kmem_cache_alloc_noprof dup_task_struct copy_process",
+            "d_alloc_parallel do_faccessat",
+            "kvfree_call_rcu ep_remove",
+        ):
+            self.assertEqual(of(stack), "other kernel", stack)
+        self.assertEqual(of("kmem_cache_alloc_noprof do_anonymous_page exc_page_fault"), "first touch")
+        self.assertEqual(of("kmem_cache_alloc_noprof mas_store_gfp __x64_sys_munmap"), "map calls")
+
+
 class Margins(unittest.TestCase):
     def test_the_margin_follows_from_the_samples_of_both(self):
         # sqrt(0.0099 / 10,000 + 0.0099 / 40,000) = 0.00111

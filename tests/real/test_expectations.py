@@ -8,16 +8,17 @@ from services import SERVICES, Expectation
 
 RUNGS = {
     1: ("cgroup_throttling", "steal", "run_queue"),
-    2: ("waiting", "application_lock", "gil"),
+    2: ("waiting", "disk", "network", "application_lock", "gil"),
     3: ("garbage_collector",),
     4: ("first_touch", "fork", "file_fault"),
     5: ("map_churn",),
     6: ("address_space_lock",),
     7: ("tlb",),
     8: ("numa",),
-    9: ("call_rate", "large_allocations"),
-    10: ("allocator_code", "allocator_contention"),
-    11: ("retention",),
+    9: ("kernel_slab",),
+    10: ("call_rate", "large_allocations"),
+    11: ("allocator_code", "allocator_contention"),
+    12: ("retention",),
 }
 
 

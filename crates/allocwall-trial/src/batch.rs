@@ -11,7 +11,8 @@ use super::proof::{self, Bindings, FirstRun, Seen};
 use super::run::{self, Exit, Family, Finished, MemorySample, Running, Start, Tail};
 use super::{Direction, Metric, ProofItem, Unit};
 use allocwall_host::clock;
-use allocwall_host::perf::TlbMisses;
+use allocwall_host::hardware::Encoding;
+use allocwall_host::perf::EventCounter;
 use allocwall_host::proc::ProcFs;
 use allocwall_model::error::{Error, Result};
 use std::ffi::OsString;
@@ -25,9 +26,6 @@ use std::time::Duration;
 const SAMPLES_MS: &[u64] = &[0, 15, 60, 250, 1_000, 4_000];
 /// Pause between two checks whether a sample is due or the run has ended.
 const GLANCE: Duration = Duration::from_millis(2);
-
-/// Key of the metric.
-pub const TLB_MISSES: &str = "dtlb_misses";
 
 /// One arm, ready to be started.
 #[derive(Clone, Debug)]
@@ -147,8 +145,8 @@ pub struct Batch<'a> {
     pub keeper_exe: PathBuf,
     /// Figures that the command prints.
     pub figures: Vec<Figure>,
-    /// Also count loads that missed the TLB, if the hardware can.
-    pub tlb_misses: bool,
+    /// Hardware events that are counted in user mode, if the processor can, by the keys of their metrics.
+    pub events: &'static [(&'static str, Encoding)],
     /// Nonzero exit codes that are not failures.
     pub fine: Vec<i32>,
     pub interrupted: &'a AtomicBool,
@@ -271,7 +269,10 @@ impl Fresh for Batch<'_> {
     fn once(&self, start: &Start, close: &Close) -> Result<(Ran, Seen)> {
         let mut running = run::start(start, &self.keeper_exe)?;
         let looks = close.start(running.family());
-        let tlb_misses = self.tlb_misses.then(|| TlbMisses::open(running.pid()));
+        let count = |(key, encoding): &(&'static str, Encoding)| {
+            (*key, EventCounter::hardware(encoding, &[running.pid()], false))
+        };
+        let counters: Vec<_> = self.events.iter().map(count).collect();
         let mut watcher = Watcher::of(&self.arms);
         let stop = close.stop(self.interrupted);
         while running.exited().is_none() && watcher.sample_if_due(&running) && !stop.load(Ordering::Relaxed) {
@@ -281,9 +282,9 @@ impl Fresh for Batch<'_> {
         let seen = watcher.seen(&finished, looks.finish());
         let output = output(&finished);
         let mut metrics = finished.metrics();
-        if let Some(counted) = tlb_misses {
-            let misses = counted.and_then(|mut counter| counter.total());
-            metrics.insert(TLB_MISSES.to_owned(), misses.map(|count| count as f64));
+        for (key, counter) in counters {
+            let counted = counter.and_then(|mut counter| counter.total().0.whole());
+            metrics.insert(key.to_owned(), counted);
         }
         let mut readings = Vec::new();
         for figure in &self.figures {

@@ -13,6 +13,7 @@ use allocwall_model::stats::size::Spread;
 use allocwall_model::stats::{median, several};
 use allocwall_model::units::{Absence, Interval, Measured, Reason};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// Share of an arm's runs that may fail, or leave its proof unknown. Above it, the arm's outcomes carry a warning or are withheld.
 const TOLERATED: f64 = 0.1;
@@ -60,6 +61,25 @@ pub fn compare(design: &Design, blocks: &[Block]) -> TrialResult {
     }
 }
 
+/// Relative change of one arm against another arm in the same blocks, with the 95 % interval. For comparisons beside those of a
+/// design, which are all against the baseline.
+///
+/// # Errors
+/// `NotApplicable`: a value is 0 or less, which has no relative change, or both are the same arm. `TooLittle`: too few blocks have
+/// both arms. Else why no run of the arm has the metric.
+pub fn against(blocks: &[Block], arm: usize, other: usize, key: &str) -> Measured<Interval> {
+    if arm == other {
+        return Err(Absence::new(Reason::NotApplicable, "this is the arm that others are compared with"));
+    }
+    let Matched { sets, missing, unusable, .. } = matched(blocks, arm, other..other + 1, key);
+    match (unusable, ranks::shift(&sets, several::ALPHA), missing) {
+        (Some(unusable), ..) => Err(unusable),
+        (None, Some(shift), _) => Ok(relative(shift)),
+        (None, None, Some((missing, _))) if sets.is_empty() => Err(missing),
+        _ => Err(too_few(sets.len(), blocks.len(), ranks::fewest(1, several::ALPHA))),
+    }
+}
+
 /// Whether every comparison of a primary metric has an outcome, or can't get one. A comparison that more blocks could decide is
 /// open.
 pub fn decided(outcome: &TrialResult) -> bool {
@@ -75,7 +95,7 @@ pub fn decided(outcome: &TrialResult) -> bool {
 /// remedies and the baseline. In a trial without remedies, of A′ against A. None if there is too little data.
 pub fn spread(design: &Design, blocks: &[Block], metric: &str) -> Option<Spread> {
     let differences = |arm: usize, scale: f64| -> Vec<f64> {
-        let sets = matched(blocks, arm, metric).sets;
+        let sets = matched(blocks, arm, 0..untreated(arm), metric).sets;
         sets.iter().filter_map(Set::difference).map(|d| d * scale).collect()
     };
     if design.arms.len() <= BASELINES {
@@ -143,7 +163,7 @@ fn measure(
     level: f64,
     margin: f64,
 ) -> Comparison {
-    let matched = matched(blocks, arm, &metric.key);
+    let matched = matched(blocks, arm, 0..untreated(arm), &metric.key);
     let sets = &matched.sets;
     let why = no_verdict(&matched, arm, &summaries[arm]);
     let comparable = matched.unusable.is_none() && !sets.is_empty();
@@ -274,7 +294,7 @@ fn relative(shift: Interval) -> Interval {
     Interval::new(shift.low.exp_m1(), shift.point.exp_m1(), shift.high.exp_m1())
 }
 
-/// An arm's runs, matched with the baseline runs of the same blocks.
+/// An arm's runs, matched with those of other arms in the same blocks: of the baseline, or of one arm.
 struct Matched {
     /// In logarithms; one for each block in which both have the metric.
     sets: Vec<Set>,
@@ -286,7 +306,7 @@ struct Matched {
     unusable: Option<Absence>,
 }
 
-fn matched(blocks: &[Block], arm: usize, key: &str) -> Matched {
+fn matched(blocks: &[Block], arm: usize, others: Range<usize>, key: &str) -> Matched {
     let mut matched = Matched { sets: vec![], runs: 0, missing: None, unusable: None };
     let (mut values, mut zeros) = (0, 0);
     for block in blocks {
@@ -297,7 +317,7 @@ fn matched(blocks: &[Block], arm: usize, key: &str) -> Matched {
             Some(value)
         };
         let untreated: Vec<f64> =
-            (0..untreated(arm)).filter_map(|of| value(of)?.ok()).filter(|v| *v > 0.0).map(f64::ln).collect();
+            others.clone().filter_map(|of| value(of)?.ok()).filter(|v| *v > 0.0).map(f64::ln).collect();
         let Some(treated) = value(arm) else { continue };
         matched.runs += 1;
         match treated {

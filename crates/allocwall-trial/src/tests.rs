@@ -1,6 +1,6 @@
 //! Trials that are simulated from known effects and noise: false alarms, coverage of intervals, power.
 
-use super::compare::{compare, spread};
+use super::compare::{against, compare, spread};
 use super::testing::{NOISES, Noise, design, metric, proven, simulated};
 use super::*;
 use allocwall_model::stats::size::Spread;
@@ -153,6 +153,30 @@ fn quiet(shift: f64) -> (Design, Vec<Block>) {
 
 fn runs_of(blocks: &mut [Block], arm: usize) -> impl Iterator<Item = &mut Run> {
     blocks.iter_mut().flat_map(|b| &mut b.runs).filter(move |r| r.arm == arm)
+}
+
+#[test]
+fn two_remedies_are_compared_and_a_value_of_zero_has_no_relative_change() {
+    let design = design(&["a", "b"], 12);
+    let mut blocks = simulated(&design, &[0.0, 0.0, 0.1, 0.3], 0.003, Noise::Normal, 5);
+    let effect = against(&blocks, 3, 2, "wall").unwrap();
+    assert!((effect.point - 0.2f64.exp_m1()).abs() < 0.01, "{effect:?}");
+    for (arm, other, key, reason) in
+        [(2, 2, "wall", Reason::NotApplicable), (3, 2, "none such", Reason::NotFound)]
+    {
+        assert_eq!(against(&blocks, arm, other, key).unwrap_err().reason, reason, "{key}");
+    }
+    assert_eq!(against(&blocks[..5], 3, 2, "wall").unwrap_err().reason, Reason::TooLittle);
+    // Neither the best run nor the worst one may vanish.
+    for arm in [2, 3] {
+        let kept = blocks.clone();
+        let run = runs_of(&mut blocks, arm).next().unwrap();
+        run.metrics.insert("wall".to_owned(), Ok(0.0));
+        let why = against(&blocks, 3, 2, "wall").unwrap_err();
+        assert_eq!(why.reason, Reason::NotApplicable);
+        assert!(why.detail.starts_with("the value is 0 or less in 1 of 24 runs"), "{why}");
+        blocks = kept;
+    }
 }
 
 #[test]

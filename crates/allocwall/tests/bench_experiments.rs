@@ -15,11 +15,20 @@ const EXPERIMENTS: &[&str] = &[
     "cold-warm",
     "warm-up",
     "mmap-lock",
+    "kernel-slab",
     "json-requests",
+    "patterns",
+    "microbench-gap",
     "knee",
     "retry-storm",
+    "soak",
     "throttle",
     "gc-or-allocator",
+    "manifest-rewrite",
+    "map-lock",
+    "cold-scale-out",
+    "numa-after-upgrade",
+    "throttled",
 ];
 
 /// One block of the shortest runs.
@@ -207,6 +216,57 @@ fn a_program_with_a_collector_that_works_is_told_from_one_with_malloc() {
         let bill = &arm["bill"];
         let judged = bill["verdict"].as_str().is_some_and(|verdict| !verdict.is_empty());
         assert!(judged || bill["absent"]["detail"].is_string(), "{bill}");
+    }
+}
+
+/// The share of first touches in the bill of an arm; None without a bill.
+fn first_touch(arm: &Value) -> Option<f64> {
+    let lines = arm["bill"]["on_cpu"].as_array()?.iter();
+    let lines = lines.filter(|line| line["class"] == "fault_path" || line["class"] == "zeroing");
+    Some(lines.filter_map(|line| line["share"]["point"].as_f64()).sum())
+}
+
+/// A worker that touches its cache while it serves, and one that touches it before.
+#[test]
+fn an_incident_is_broken_diagnosed_and_mended() {
+    let document = measured(&["cold-scale-out"]);
+    let experiment = &document["experiments"][0];
+    if let Some(missing) = experiment["left_out"].as_array().unwrap().first() {
+        println!("skipped: no arm {}: {}", missing["arm"], missing["why"]);
+        return;
+    }
+    let [broken, mended] = ["broken", "mended"].map(|arm| {
+        let of = |key: &str| metric(experiment, arm, key);
+        (of("faults_per_operation"), of("start_s"), of("p99_ns"))
+    });
+    // Each request writes to 64 pages. Where all pages are huge, it faults in fewer.
+    assert!(mended.0 < 2.0 && broken.0 > mended.0, "{broken:?}, {mended:?}");
+    assert!(broken.1 > 0.0 && mended.1 > 0.0 && broken.2 > 0.0 && mended.2 > 0.0, "{broken:?}, {mended:?}");
+    let [broken, mended] = [0_usize, 1].map(|nth| &experiment["arms"][nth]);
+    for arm in [broken, mended] {
+        let judged = arm["walls"].is_array() && arm["bill"]["verdict"].is_string();
+        assert!(judged || arm["bill"]["absent"]["detail"].is_string(), "{arm}");
+    }
+    // Without kernel stacks the bill has no such lines.
+    if let (Some(cold), Some(warm)) = (first_touch(broken), first_touch(mended))
+        && cold > 0.0
+    {
+        assert!(cold > 0.1 && warm < cold / 2.0, "{cold} and {warm} of CPU in first touches");
+    }
+}
+
+#[test]
+fn all_incidents_run_one_after_the_other() {
+    let document = measured(&["incidents", "--arms", "mended", "--no-bills"]);
+    let experiments = document["experiments"].as_array().unwrap();
+    let names: Vec<&str> = experiments.iter().map(|one| one["experiment"].as_str().unwrap()).collect();
+    assert_eq!(names, EXPERIMENTS[EXPERIMENTS.len() - 5..]);
+    for one in experiments {
+        // Two NUMA nodes, a cgroup for a quota or a compiler may be missing.
+        let reasons = one["left_out"].as_array().unwrap().iter();
+        assert!(reasons.clone().all(|arm| arm["why"].as_str().is_some_and(|why| !why.is_empty())), "{one}");
+        let ran = one["runs"].as_array().unwrap().iter().any(|run| run["failure"].is_null());
+        assert!(ran || reasons.count() > 0, "{one}");
     }
 }
 

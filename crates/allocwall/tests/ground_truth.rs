@@ -441,6 +441,9 @@ cases! {
     address_space_lock: Case { subject: "address-space-lock", dials: ["0.3", "0.4"], walls: &["address_space_lock"], line: Line::Wait("address_space_lock"), windows: WAITS, twin: RULED_OUT, lessened: Some("address_space_lock") };
     call_rate: Case { subject: "call-rate", dials: ["0.25", "0.5"], walls: &["call_rate"], line: Line::CpuAround("allocator_code"), windows: FINE, twin: RULED_OUT, lessened: None };
     large_calloc: Case { subject: "large-calloc", dials: ["0.3", "0.5"], walls: &["large_allocations"], line: Line::Cpu("block_filling"), windows: FINE, twin: RULED_OUT, lessened: None };
+    // The kernel's own allocator is a part of what the sockets and files cost, which is what a program's clock shows: at these dials
+    // it is large enough for a wall. tests/real/beside_perf.py compares its line with perf's samples.
+    socket_churn: Case { subject: "socket-churn", dials: ["0.85", "0.95"], walls: &["kernel_slab"], line: Line::Cpu("kernel_slab+file_system+sockets+other_kernel"), windows: FINE, twin: RULED_OUT, lessened: None };
     contention: Case { subject: "contention", dials: ["0.3", "0.5"], walls: &["allocator_contention"], line: Line::CpuAround("allocator_code+allocator_locks"), windows: WAITS, twin: NOT_THE_WALL, lessened: Some("allocator") };
     // Remote frees are many, slow, and contended. Which of the three walls leads depends on how the two threads meet.
     remote_free: Case { subject: "remote-free", dials: ["0.3", "0.5"], walls: &["allocator_contention", "allocator_code", "call_rate"], line: Line::CpuAround("allocator_code+allocator_locks"), windows: FINE, twin: &[], lessened: Some("allocator") };

@@ -726,7 +726,7 @@ fn proofs(room: &Room, command: &str) -> [(Option<String>, Vec<ProofItem>); 2] {
         arms: arms.map(arm).to_vec(),
         keeper_exe: BINARY.into(),
         figures: vec![],
-        tlb_misses: false,
+        events: &[],
         fine: vec![],
         interrupted: &NEVER,
     };

@@ -203,6 +203,11 @@ fn large_blocks_are_filled_and_small_ones_are_not() {
 }
 
 #[test]
+fn sockets_are_made_and_closed_and_kept_ones_are_not() {
+    pair("socket-churn", 0.5, 0.05, 0.0, |t| t.share_of_cpu("kernel_slab+file_system+sockets+other_kernel"));
+}
+
+#[test]
 fn the_collector_collects_and_without_cycles_it_does_not() {
     pair("collector", 0.3, 0.05, 0.0, |t| t.share_of_cpu("garbage_collector"));
 }

@@ -294,6 +294,29 @@ impl Program {
     }
 }
 
+/// Refuses the other tcmalloc: those of Google and of gperftools have the same file name. A file that the user names may be any
+/// library, but one with a cache per CPU is what `tcmalloc-percpu` promises.
+fn right_tcmalloc(
+    view: FileView,
+    path: &Path,
+    library: Library,
+    source: &Source,
+) -> Result<FileView, String> {
+    let named = matches!(source, Source::Path(_));
+    match (library == Library::TcmallocPercpu, view.has_cpu_caches) {
+        (true, false) => Err(format!(
+            "{} is not Google's tcmalloc, which has a cache per CPU: install that as {}, or give its file, for example \
+             tcmalloc-percpu@/path/lib.so",
+            path.display(),
+            Library::TcmallocPercpu.usual_path(false)
+        )),
+        (false, true) if !named => {
+            Err(format!("{} is Google's tcmalloc: use tcmalloc-percpu", path.display()))
+        }
+        _ => Ok(view),
+    }
+}
+
 /// ELF machine numbers (include/uapi/linux/elf-em.h).
 fn machine_name(machine: u16) -> String {
     match machine {
@@ -452,7 +475,8 @@ impl Work<'_> {
         };
         let mut refused = None;
         for path in candidates {
-            let fits = self.fits(&path).and_then(|view| match source {
+            let fitting = self.fits(&path).and_then(|view| right_tcmalloc(view, &path, library, source));
+            let fits = fitting.and_then(|view| match source {
                 Source::Version(wanted) => {
                     let stated = bundled.iter().find(|(known, _)| *known == path).map(|(_, v)| *v);
                     let found = stated.or(view.allocator_version.as_deref());

@@ -206,6 +206,7 @@ fn view(kind: ElfKind) -> FileView {
         serves_malloc: false,
         allocators: Vec::new(),
         allocator_version: None,
+        has_cpu_caches: false,
         jemalloc_variable: None,
         libc: None,
         runtime: None,
@@ -880,6 +881,58 @@ fn wrong_libraries(folder: &Path, facts: &TargetFacts) {
         let line = resolve(&format!("jemalloc@{}", libm.display()), &live(), facts).unwrap_err().0;
         assert!(line.contains("no malloc"), "{line}");
     }
+}
+
+#[test]
+fn each_tcmalloc_is_found_by_its_functions_and_not_by_its_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let build = |name: &str, functions: &str| -> Option<PathBuf> {
+        let [source, library] = ["c", "so"].map(|end| folder.path().join(format!("lib{name}.{end}")));
+        let malloc = "#include <stddef.h>\nvoid *malloc(size_t size) { (void)size; return NULL; }\n";
+        std::fs::write(&source, format!("{malloc}{functions}\n")).unwrap();
+        let mut command = Command::new("cc");
+        command.args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&source).stderr(Stdio::null());
+        command.status().is_ok_and(|status| status.success()).then_some(library)
+    };
+    let built = [
+        build("tcmalloc_minimal", "void *tc_malloc(size_t size) { return malloc(size); }"),
+        build("tcmalloc", "int MallocExtension_Internal_GetPerCpuCachesActive(void) { return 1; }"),
+    ];
+    let [Some(threads), Some(cpus)] = built else {
+        return println!("skipped: no C compiler that builds a library");
+    };
+    let machine = allocwall_measure::target::view_file(&cpus).unwrap().machine;
+    let mut facts = with_program(|program| program.view.machine = machine);
+    facts.tunables = Err(Absence::new(Reason::NotSupported, "not listed"));
+    let with = |libraries: &[&PathBuf]| {
+        let installed = |path: &&PathBuf| InstalledAllocator {
+            kind: AllocatorKind::Tcmalloc,
+            path: path.to_path_buf(),
+            version: None,
+        };
+        Inventory { installed: libraries.iter().map(installed).collect(), ..inventory() }
+    };
+    let both = with(&[&threads, &cpus]);
+    for (arm, library) in [("tcmalloc", &threads), ("tcmalloc-percpu", &cpus)] {
+        let applied = resolve(arm, &both, &facts).unwrap();
+        assert_eq!(applied.expects[0], Expectation::Mapped(library.clone()), "{arm}");
+        let set_rseq = env(&applied).contains(&set("GLIBC_TUNABLES", "glibc.pthread.rseq=0"));
+        assert_eq!(set_rseq, library == &cpus, "{arm}");
+    }
+    for (arm, inventory, words) in [
+        ("tcmalloc-percpu", with(&[&threads]), "is not Google's tcmalloc"),
+        ("tcmalloc", with(&[&cpus]), "use tcmalloc-percpu"),
+        ("tcmalloc-percpu", inventory(), "this machine has no such library"),
+    ] {
+        let line = resolve(arm, &inventory, &facts).unwrap_err().0;
+        assert!(line.contains(words) && !line.contains('\n'), "{arm}: {line}");
+    }
+    // A file that the user names is another one only if it cannot have the caches of this arm.
+    let named = |arm: &str, library: &Path| {
+        resolve(&format!("{arm}@{}", library.display()), &inventory(), &facts).is_ok()
+    };
+    assert!(named("tcmalloc", &cpus) && named("tcmalloc-percpu", &cpus));
+    assert!(!named("tcmalloc-percpu", &threads));
 }
 
 #[test]

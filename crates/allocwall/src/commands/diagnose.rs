@@ -1,5 +1,7 @@
 //! `allocwall diagnose`: bill, ladder, verdict and remedies for a process, a command or a recording.
 
+mod series;
+
 use crate::commands::shared::arms;
 use crate::commands::shared::diagnosis::{Diagnosis, Format, readers};
 use crate::commands::shared::options::parse_time;
@@ -7,7 +9,7 @@ use crate::commands::shared::signals::{USAGE, catch_signals};
 use crate::commands::shared::state::new_state_file;
 use crate::commands::trial;
 use crate::printer::Printer;
-use allocwall_host::launch;
+use allocwall_host::launch::{self, Launched};
 use allocwall_measure::calibrate;
 use allocwall_measure::file;
 use allocwall_measure::record::{self, DEFAULT_WINDOW, Recorded, Request, Target};
@@ -18,7 +20,7 @@ use anyhow::Context;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const SUFFIX: &str = ".allocwall";
@@ -50,6 +52,16 @@ pub struct Args {
     #[arg(long)]
     json: bool,
 
+    /// Diagnose N windows, 2 to 500, and give one verdict over them: which walls last, in which windows, and what grew.
+    /// The default window is 5s then. Each recording is kept in the state directory, which holds the newest 32. A launched
+    /// command runs on between the windows; its end, or Ctrl-C, ends the series, and what was measured is reported
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = series::parse_repeat, conflicts_with_all = ["file", "output", "verify"])]
+    repeat: Option<usize>,
+
+    /// Time from the start of a window to the start of the next one; nothing is recorded between windows [default: 1m]
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true, requires = "repeat", value_parser = parse_time)]
+    every: Option<Duration>,
+
     /// Exit with status 1 if a wall was found (`waiting` does not count), or if walls could not be ruled out because
     /// samples or kernel symbols are missing
     #[arg(long, value_name = "WHAT", value_parser = ["wall"])]
@@ -79,6 +91,13 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         ));
         return Ok(ExitCode::from(USAGE));
     }
+    let plan = match args.repeat.map(|windows| series::Plan::of(&args, windows)).transpose() {
+        Ok(plan) => plan,
+        Err(error) => {
+            printer.error(&error);
+            return Ok(ExitCode::from(USAGE));
+        }
+    };
     let format = if args.json { Format::Json } else { Format::Text };
     // The launched command must not outlive allocwall, even if allocwall is killed.
     let guard = if !args.command.is_empty() && !args.keep_running {
@@ -87,6 +106,9 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     } else {
         None
     };
+    if let Some(plan) = plan {
+        return series::run(&args, &plan, guard.as_ref(), printer);
+    }
     let (diagnosis, mut launched) = match &args.file {
         Some(path) => (Diagnosis::of(file::read(path)?, Some(path.clone())), None),
         None => {
@@ -103,13 +125,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         }
     };
     let printed = diagnosis.render(format, printer.style()).and_then(|report| printer.data(&report));
-    if let Some(child) = &mut launched
-        && !args.keep_running
-        && child.running()
-    {
-        printer.note("the window is over: ending the command (use --keep-running to leave it running)");
-        child.end();
-    }
+    end(launched.as_mut(), &args, "window", printer);
     printed?;
     // After an interrupt: report what was measured, start nothing new.
     let interrupted = matches!(diagnosis.recording.meta.ended, Ended::Interrupted);
@@ -121,6 +137,19 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         && allocwall_diagnose::reach(recording, bill, verdict) == allocwall_diagnose::Reach::NotSampled;
     let stopped = args.fail_on.is_some() && allocwall_diagnose::stops_a_gate(recording, bill, verdict);
     Ok(if unmeasured || stopped { ExitCode::FAILURE } else { tried })
+}
+
+/// Ends the launched command, unless it should run on. `what` is over.
+fn end(launched: Option<&mut Launched>, args: &Args, what: &str, printer: &Printer) {
+    if let Some(child) = launched
+        && !args.keep_running
+        && child.running()
+    {
+        printer.note(&format!(
+            "the {what} is over: ending the command (use --keep-running to leave it running)"
+        ));
+        child.end();
+    }
 }
 
 /// How many of the offered remedies --verify tries, of those that a trial can apply when it starts the command.
@@ -156,6 +185,21 @@ fn verify(args: &Args, diagnosis: &Diagnosis, printer: &Printer) -> anyhow::Resu
 }
 
 fn record_now(args: &Args, guard: Option<&Guard>, printer: &Printer) -> anyhow::Result<Recorded> {
+    let target = target(args, guard, printer);
+    let window = args.duration.unwrap_or(DEFAULT_WINDOW);
+    let output = match &args.output {
+        Some(path) => Some(path.clone()),
+        None => default_output(printer),
+    };
+    let interrupted = catch_signals()?;
+    let recorded = record_window(args, target, window, output, &interrupted, printer)?;
+    if interrupted.load(Ordering::Relaxed) {
+        printer.note("interrupted: reporting what was measured so far");
+    }
+    Ok(recorded)
+}
+
+fn target(args: &Args, guard: Option<&Guard>, printer: &Printer) -> Target {
     let target = match (&args.pid[..], &args.cgroup, &args.command[..]) {
         ([], Some(path), _) => Target::Cgroup(path.clone()),
         ([], None, command) => Target::Launch {
@@ -169,14 +213,19 @@ fn record_now(args: &Args, guard: Option<&Guard>, printer: &Printer) -> anyhow::
     if matches!(target, Target::Launch { .. }) && launch::stdin_withheld() {
         printer.note("the command reads from /dev/null, not from this terminal (to give it input: < FILE)");
     }
-    let window = args.duration.unwrap_or(DEFAULT_WINDOW);
-    let output = match &args.output {
-        Some(path) => Some(path.clone()),
-        None => default_output(printer),
-    };
-    let interrupted = catch_signals()?;
+    target
+}
+
+fn record_window(
+    args: &Args,
+    target: Target,
+    window: Duration,
+    output: Option<PathBuf>,
+    interrupted: &AtomicBool,
+    printer: &Printer,
+) -> allocwall_model::error::Result<Recorded> {
     let bar = printer.bar("recording", window);
-    let request = Request {
+    record::record(Request {
         target,
         window,
         rate_hz: args.rate,
@@ -184,16 +233,9 @@ fn record_now(args: &Args, guard: Option<&Guard>, printer: &Printer) -> anyhow::
         output,
         prices: calibrate::cached(),
         readers: readers(),
-        interrupted: &interrupted,
+        interrupted,
         progress: &mut |part| bar.set(part),
-    };
-    let recorded = record::record(request);
-    drop(bar);
-    let recorded = recorded?;
-    if interrupted.load(Ordering::Relaxed) {
-        printer.note("interrupted: reporting what was measured so far");
-    }
-    Ok(recorded)
+    })
 }
 
 /// A new name in the state directory. Warns and returns None if the directory cannot be written.

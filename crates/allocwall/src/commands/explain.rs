@@ -8,7 +8,7 @@ use allocwall_model::catalogue::cost::{CostClass, WaitClass};
 use allocwall_model::catalogue::modules::AllocatorKind;
 use allocwall_model::catalogue::nearest::hint;
 use allocwall_model::catalogue::remedies::{
-    ARENA_HOOK, ARENA_HOOK_ON, Change, Effect, Kind, Need, Proof, Remedy, TABLE,
+    ARENA_HOOK, ARENA_HOOK_ON, Change, Effect, Kind, Library, Need, Proof, Remedy, TABLE,
 };
 use allocwall_model::catalogue::thresholds;
 use allocwall_model::catalogue::tunables::{self, ARENAS_PER_CPU, MallocTunable, PREFIX, TUNABLES};
@@ -192,7 +192,7 @@ fn remedy_page(remedy: &Remedy, printer: &Printer) -> Page {
         }
     };
     let preloaded = remedy.start.and_then(|start| match start.applied.first() {
-        Some(Change::Preload(library)) => Some(library.kind()),
+        Some(Change::Preload(library)) => Some(*library),
         _ => None,
     });
     match remedy.start {
@@ -226,10 +226,11 @@ fn remedy_page(remedy: &Remedy, printer: &Printer) -> Page {
     add("where", needs(false));
     add("useful_if", needs(true));
     // glibc's malloc belongs to the program itself; there is no library to find.
-    if let Some(kind) = preloaded.filter(|kind| *kind != AllocatorKind::Glibc) {
+    if let Some(library) = preloaded.filter(|library| *library != Library::Glibc) {
         let found: Vec<String> = arms::found(&arms::inventory(printer))
             .into_iter()
-            .filter(|found| found.kind == kind.title())
+            .filter(|found| found.kind == library.kind().title())
+            .filter(|found| found.has_cpu_caches == (library == Library::TcmallocPercpu))
             .map(|found| {
                 let version = found.version.as_deref().unwrap_or("unknown version");
                 format!("{} ({version})", found.path.display())

@@ -194,6 +194,7 @@ mod tests {
             kind: "jemalloc",
             path: "/usr/lib/\u{1b}[31m/libjemalloc.so.2".into(),
             version: Some("5.3.0".into()),
+            has_cpu_caches: false,
             bundled: false,
         }
     }

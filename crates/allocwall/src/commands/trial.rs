@@ -405,37 +405,18 @@ impl Trial<'_> {
                 arms: prepared,
                 keeper_exe: self.keeper.to_owned(),
                 figures,
-                tlb_misses: false,
+                events: &[],
                 fine: options.exit_ok.clone(),
                 interrupted: self.interrupted,
             });
             return Ok((batch, vec![]));
         }
-        let ready = match (&options.ready, &options.load) {
-            (Some(ready), _) => Ready::parse(ready, false)?,
-            // A TCP connection is enough here; the first load shows whether the requests succeed.
-            (None, Some(url)) => Ready::Tcp(self.request(url)?.address),
-            (None, None) => bail!("unknown when the server is ready: use --ready tcp:127.0.0.1:PORT"),
-        };
-        let load = match (&options.load, &options.load_cmd) {
-            (Some(url), _) => Load::Inside { request: self.request(url)?, plans: vec![] },
-            (None, Some(line)) => {
-                let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-                let read = if figures.is_empty() {
-                    Read::Adapter(Adapter::of_command(&words)?)
-                } else {
-                    Read::Figures(figures)
-                };
-                Load::Command { line: line.clone(), read, limit: options.timeout() }
-            }
-            (None, None) => bail!("no load given: use --load URL or --load-cmd CMD"),
-        };
         let mut server = Server {
             arms: prepared,
             keeper_exe: self.keeper.to_owned(),
-            ready,
+            ready: self.ready()?,
             patience: options.ready_timeout(),
-            load,
+            load: self.load(figures)?,
             rest: options.rest(),
             interrupted: self.interrupted,
         };
@@ -463,6 +444,33 @@ impl Trial<'_> {
             }
         }
         Ok((Kind::Server(server), rates))
+    }
+
+    fn ready(&self) -> anyhow::Result<Ready> {
+        match (&self.args.options.ready, &self.args.options.load) {
+            (Some(ready), _) => Ok(Ready::parse(ready, false)?),
+            // A TCP connection is enough here; the first load shows whether the requests succeed.
+            (None, Some(url)) => Ok(Ready::Tcp(self.request(url)?.address)),
+            (None, None) => bail!("unknown when the server is ready: use --ready tcp:127.0.0.1:PORT"),
+        }
+    }
+
+    /// `figures`: those of --metric, which a load command prints.
+    fn load(&self, figures: Vec<Figure>) -> anyhow::Result<Load> {
+        let options = &self.args.options;
+        match (&options.load, &options.load_cmd) {
+            (Some(url), _) => Ok(Load::Inside { request: self.request(url)?, plans: vec![] }),
+            (None, Some(line)) => {
+                let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+                let read = if figures.is_empty() {
+                    Read::Adapter(Adapter::of_command(&words)?)
+                } else {
+                    Read::Figures(figures)
+                };
+                Ok(Load::Command { line: line.clone(), read, limit: options.timeout() })
+            }
+            (None, None) => bail!("no load given: use --load URL or --load-cmd CMD"),
+        }
     }
 
     fn request(&self, url: &str) -> anyhow::Result<Request> {

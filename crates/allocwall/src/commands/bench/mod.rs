@@ -24,6 +24,8 @@ enum Experiment {
     List,
     /// Run all experiments from published accounts, one after the other
     All(published::Args),
+    /// Break, diagnose and mend the services of examples/incidents, one after the other
+    Incidents(published::Args),
     #[command(about = KNOWN[0].summary)]
     Pipeline(Box<pipeline::Args>),
     /// One run of the pipeline
@@ -44,6 +46,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     match args.experiment {
         Experiment::List => list(printer),
         Experiment::All(args) => published::run_all(&args, printer),
+        Experiment::Incidents(args) => published::run_incidents(&args, printer),
         Experiment::Pipeline(args) => pipeline::run(*args, printer),
         Experiment::PipelineRun(args) => pipeline::run_once(&args, printer),
         Experiment::Obmalloc(args) => obmalloc::run(&args, printer),
@@ -58,7 +61,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
 
 fn list(printer: &Printer) -> anyhow::Result<ExitCode> {
     let rows: String =
-        experiments::all().map(|known| format!("{:<16} {}\n", known.name, known.summary)).collect();
+        experiments::all().map(|known| format!("{:<18} {}\n", known.name, known.summary)).collect();
     printer.data(&rows)?;
     Ok(ExitCode::SUCCESS)
 }

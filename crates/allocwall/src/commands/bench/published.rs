@@ -9,7 +9,9 @@ use allocwall_host::clock;
 use allocwall_lab::experiments::results::Results;
 use allocwall_lab::experiments::run::{Bench, Talk, VERB};
 use allocwall_lab::experiments::task::{self, Spec};
-use allocwall_lab::experiments::{EXPERIMENTS, Experiment, Settings, charts, find, json, text, unknown_arm};
+use allocwall_lab::experiments::{
+    EXPERIMENTS, Experiment, Settings, all_incidents, charts, find, json, text, unknown_arm,
+};
 use allocwall_trial::session;
 use anyhow::{Context, anyhow};
 use clap::error::ErrorKind;
@@ -152,6 +154,10 @@ pub fn run(named: &Named, printer: &Printer) -> anyhow::Result<ExitCode> {
 
 pub fn run_all(args: &Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     measure(&EXPERIMENTS.iter().collect::<Vec<_>>(), args, printer)
+}
+
+pub fn run_incidents(args: &Args, printer: &Printer) -> anyhow::Result<ExitCode> {
+    measure(&all_incidents(), args, printer)
 }
 
 /// One run; prints its result to standard output.

@@ -78,23 +78,27 @@ pub struct Found {
     pub path: PathBuf,
     /// From the contents of the file, else from its name.
     pub version: Option<String>,
+    /// It is Google's tcmalloc.
+    pub has_cpu_caches: bool,
     pub bundled: bool,
 }
 
 pub fn found(inventory: &Inventory) -> Vec<Found> {
-    let installed = inventory.installed.iter().map(|library| Found {
-        kind: library.kind.title(),
-        path: library.path.clone(),
-        version: view_file(&library.path)
-            .ok()
-            .and_then(|view| view.allocator_version)
-            .or_else(|| library.version.clone()),
-        bundled: false,
+    let installed = inventory.installed.iter().map(|library| {
+        let view = view_file(&library.path).ok();
+        Found {
+            kind: library.kind.title(),
+            path: library.path.clone(),
+            has_cpu_caches: view.as_ref().is_some_and(|view| view.has_cpu_caches),
+            version: view.and_then(|view| view.allocator_version).or_else(|| library.version.clone()),
+            bundled: false,
+        }
     });
     let bundled = inventory.bundled.iter().map(|library| Found {
         kind: library.kind.title(),
         path: library.path.clone(),
         version: Some(library.version.clone()),
+        has_cpu_caches: false,
         bundled: true,
     });
     installed.chain(bundled).collect()

@@ -26,7 +26,8 @@ pub const KNOWN: &[Known] = &[
     Known {
         name: "obmalloc",
         summary: "CPython's object arenas: stock, on huge pages, and other allocators",
-        about: "Nine workloads, nine real programs with large heaps or twenty ordinary programs. Each runs with stock arenas, with \
+        about: "The nine published workloads and four variants, nine real programs with large heaps or twenty ordinary programs. Each \
+                runs with stock arenas, with \
                 arenas on huge pages, with arenas collapsed to huge pages later, and with another allocator, in new processes, \
                 interleaved.",
         shell: Cow::Borrowed("allocwall bench obmalloc --python PYTHON --arms thp"),
