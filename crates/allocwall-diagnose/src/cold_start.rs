@@ -9,13 +9,13 @@ use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::recording::{Process, Recording, Tick, gained};
 use allocwall_model::units::{Absence, Measured, Reason};
 
-/// What counts as the first time of a process. A service that grows its heap under load does so within seconds.
+/// The first seconds of a process. A service that grows its heap under load does so within them.
 const FIRST_NS: u64 = 10_000_000_000;
 /// At least this part of the first touches must be in the heap, and of memory that the process did not have before.
 const MOST: f64 = 0.5;
 /// After a cold start, page faults are at most half as frequent. A process that goes on as before faults all the time.
 const SLOWER: f64 = 2.0;
-/// With less time than this after the first time, its page faults say nothing.
+/// With less time than this after the first seconds, the page faults there say nothing.
 const LEAST_LATER_NS: u64 = 1_000_000_000;
 /// Forks of forks; a recording may contain a circle.
 const MOST_ANCESTORS: usize = 64;
@@ -35,8 +35,9 @@ pub(super) fn is_under_way(ctx: &Context) -> Measured<bool> {
     }
     // Large blocks are in the heap too, if it is touched before: then the mmap threshold is at its largest value.
     let heap = ctx.owned(Wall::FirstTouch, |owner| matches!(owner, Owner::Heap | Owner::MappedBlock));
-    let heap = heap
-        .ok_or_else(|| Absence::new(Reason::TooLittle, "whose memory the first touches are about is unknown"))?;
+    let heap = heap.ok_or_else(|| {
+        Absence::new(Reason::TooLittle, "whose memory the first touches are about is unknown")
+    })?;
     Ok(heap.low >= MOST && expected::recycled(ctx) <= 1.0 - MOST && fades(ctx, FIRST_NS - age_ns))
 }
 
@@ -45,7 +46,8 @@ fn age_ns(recording: &Recording, process: &Process) -> Measured<u64> {
     let mut oldest = process.age_ns.clone()?;
     let mut child = process;
     for _ in 0..MOST_ANCESTORS {
-        let is_parent = |other: &&Process| other.pid == child.ppid && other.exe.is_ok() && other.exe == child.exe;
+        let is_parent =
+            |other: &&Process| other.pid == child.ppid && other.exe.is_ok() && other.exe == child.exe;
         let Some(parent) = recording.processes.iter().find(is_parent) else { break };
         oldest = oldest.max(parent.age_ns.clone()?);
         child = parent;
@@ -53,7 +55,7 @@ fn age_ns(recording: &Recording, process: &Process) -> Measured<u64> {
     Ok(oldest)
 }
 
-/// Whether page faults become rare after the first time, which ends at this time of the window.
+/// Whether page faults become rare after the first seconds, which end at this time of the window.
 fn fades(ctx: &Context, first_until_ns: u64) -> bool {
     let ticks = &ctx.recording.ticks;
     let (Some(first), Some(last)) = (ticks.first(), ticks.last()) else {
@@ -85,7 +87,7 @@ mod tests {
     const S: u64 = 1_000_000_000;
     const PAGE: u64 = 4096;
 
-    /// A service that has just started and grows its heap: the window of ten seconds is its first time.
+    /// A service that has just started and grows its heap: the window is its first ten seconds.
     fn young() -> Subject {
         let mut subject = computing();
         subject.shares(&[(CostClass::FaultPath, 0.4)]);
@@ -109,7 +111,8 @@ mod tests {
 
     fn offer(subject: &Subject) -> Option<Prescription> {
         let offers = remedies::offers(&subject.recording, &subject.bill, &[Wall::FirstTouch]);
-        let (_, offer) = offers.into_iter().find(|(remedy, _)| remedy.key == "prefault").expect("for this wall");
+        let (_, offer) =
+            offers.into_iter().find(|(remedy, _)| remedy.key == "prefault").expect("for this wall");
         offer.ok().map(|(prescription, _)| prescription)
     }
 
@@ -125,7 +128,11 @@ mod tests {
         assert_eq!(subject.verdict().walls, [Wall::FirstTouch]);
         let prefault = offer(&subject).expect("offered");
         assert_eq!((prefault.gain, prefault.at_most), (None, None));
-        assert!(prefault.basis.starts_with("unknown: ") && prefault.basis.contains("try it"), "{}", prefault.basis);
+        assert!(
+            prefault.basis.starts_with("unknown: ") && prefault.basis.contains("try it"),
+            "{}",
+            prefault.basis
+        );
         assert!(prefault.backfires.contains("longer to start") && prefault.backfires.contains("at once"));
         // By the touches that are the heap's, or by what it has become.
         assert_eq!(prefault.how.command, "allocwall run --with prefault=352M -- service --port 80");

@@ -404,19 +404,18 @@ const RENICED: &str = "{cmd} & sudo renice -n -5 -p $!";
 /// The size of malloc's heap at the end of the window, with large blocks, as `SIZE` of a remedy. If the memory was not read: what
 /// was touched of it for the first time in the window. None if that is unknown too.
 fn heap_size(ctx: &Context) -> Option<String> {
-    let bills = ctx.recording.resident.iter().flat_map(|memory| &memory.bills);
     let pid = ctx.process()?.pid;
-    let mut read = bills.filter(|bill| bill.pid == pid).map(|bill| {
+    let mut bills = ctx.recording.resident.iter().flat_map(|memory| &memory.bills);
+    let read = bills.find(|bill| bill.pid == pid).map(|bill| {
         let rows = [ResidentOwner::Heap, ResidentOwner::MappedBlock].map(|owner| bill.row(owner));
-        let bytes = rows.into_iter().flatten().map(|row| row.amount.resident_bytes);
-        total(bytes)
+        total(rows.into_iter().flatten().map(|row| row.amount.resident_bytes))
     });
     let touched = || {
         let part = ctx.owned(Wall::FirstTouch, |owner| matches!(owner, Owner::Heap | Owner::MappedBlock))?;
         let pages = ctx.increase(|tick| tick.minor_faults)? as f64 * part.point;
         Some((pages * ctx.recording.host.page_bytes as f64) as u64)
     };
-    let bytes = read.next_back().or_else(touched).filter(|bytes| *bytes > 0)?;
+    let bytes = read.or_else(touched).filter(|bytes| *bytes > 0)?;
     Some(format!("{}M", bytes.div_ceil(1 << 20)))
 }
 

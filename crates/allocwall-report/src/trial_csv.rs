@@ -1,5 +1,5 @@
 //! A trial as CSV (RFC 4180): a header, then one row per comparison. The figures are those of the JSON document.
-//! Absent values are empty, and `reason` says why.
+//! Absent values are empty, and `reason` says why. docs/trial-csv.md describes every column; a test compares the two.
 
 use super::escape;
 use allocwall_model::units::{Interval, Measured};
@@ -101,6 +101,13 @@ mod tests {
     #[test]
     fn one_row_a_comparison() {
         insta::assert_snapshot!(table(&sketches::mixed()).replace("\r\n", "\n"));
+    }
+
+    #[test]
+    fn the_page_names_the_columns_in_their_order() {
+        let page = include_str!("../../../docs/trial-csv.md");
+        let named = page.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+        assert_eq!(named.collect::<Vec<_>>(), HEAD);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use super::batch::{Close, CloseLooks, Fresh, Prepared, Watcher, failure, last_wo
 use super::conduct::Ran;
 use super::load::adapters::Adapter;
 use super::load::closed::{self, Capacity, Search};
+use super::load::first;
 use super::load::metric::Figure;
 use super::load::open::{self, Plan};
 use super::load::ready::{self, Ready};
@@ -23,7 +24,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// If more than this share of requests failed, the run failed.
-const FAILED_REQUESTS: f64 = 0.01;
+pub const FAILED_REQUESTS: f64 = 0.01;
 const GLANCE: Duration = Duration::from_millis(20);
 /// Time for a server to end after SIGTERM: some servers write their data to disk.
 const GRACE: Duration = Duration::from_secs(5);
@@ -36,6 +37,8 @@ const SAID: usize = 64 << 10;
 pub enum Load {
     /// The built-in generator, one window for each plan.
     Inside { request: Request, plans: Vec<(String, Plan)> },
+    /// The first requests after the start.
+    First { request: Request, plan: first::Plan },
     /// A command line for `/bin/sh`. Its output is read.
     Command { line: String, read: Read, limit: Duration },
 }
@@ -135,6 +138,7 @@ impl Server<'_> {
                     Some((_, plan)) => open::run(request, plan, self.interrupted).map(drop),
                     None => Err(Error::Refused("no rate is planned".into())),
                 },
+                Load::First { request, plan } => first::run(request, plan, self.interrupted).map(drop),
                 Load::Command { line, read, limit } => {
                     self.load_by_command(line, read, *limit, self.interrupted).map(drop)
                 }
@@ -160,6 +164,7 @@ impl Server<'_> {
             Load::Inside { plans, .. } => {
                 plans.iter().map(|(_, plan)| plan.warm_up + plan.window + plan.timeout).sum()
             }
+            Load::First { plan, .. } => plan.limit,
             Load::Command { limit, .. } => *limit,
         };
         let rest = self.rest.iter().max().copied().unwrap_or_default();
@@ -169,7 +174,7 @@ impl Server<'_> {
 
     fn begin(&self, start: &Start) -> Result<Running> {
         ready::port_is_free(&self.ready.address())?;
-        if let Load::Inside { request, .. } = &self.load {
+        if let Load::Inside { request, .. } | Load::First { request, .. } = &self.load {
             ready::port_is_free(&request.address)?;
         }
         let mut start = start.clone();
@@ -181,7 +186,14 @@ impl Server<'_> {
     }
 
     fn await_ready(&self, running: &mut Running, stop: &AtomicBool) -> Result<Duration> {
-        ready::wait(&self.ready, self.patience, || running.exited().map(|exit| exit.to_string()), stop)
+        let pause = if self.is_first() { ready::SHORT_PAUSE } else { ready::PAUSE };
+        let ended = || running.exited().map(|exit| exit.to_string());
+        ready::wait(&self.ready, self.patience, pause, ended, stop)
+    }
+
+    /// Whether the first requests are compared.
+    fn is_first(&self) -> bool {
+        matches!(self.load, Load::First { .. })
     }
 
     fn under_load(
@@ -195,7 +207,10 @@ impl Server<'_> {
         let proc = ProcFs::live();
         let tick_s = proc.ns_per_tick() as f64 / 1e9;
         ran.metrics.insert("ready_s".into(), Ok(took.as_secs_f64()));
-        watcher.sample_now(running);
+        // The first requests must not wait for it.
+        if !self.is_first() {
+            watcher.sample_now(running);
+        }
         match &self.load {
             Load::Inside { request, plans } => {
                 for (suffix, plan) in plans {
@@ -218,6 +233,13 @@ impl Server<'_> {
                             load.offered, load.failures
                         )));
                     }
+                }
+            }
+            Load::First { request, plan } => {
+                let first = first::run(request, plan, stop)?.times(running.start_ns());
+                let of = |time: OfFirst| first.as_ref().map(time).map_err(Clone::clone);
+                for (key, _, _, time) in FIRST {
+                    ran.metrics.insert((*key).to_owned(), of(*time));
                 }
             }
             Load::Command { line, read, limit } => {
@@ -340,6 +362,17 @@ const KEPT: &[&str] = &[
     "lag_p99",
 ];
 
+/// A time of the first requests, in seconds.
+type OfFirst = fn(&first::Times) -> f64;
+
+/// The metrics of the first requests: key, title, whether it is primary, and the value. The start counts, because a remedy may move
+/// work there.
+const FIRST: &[(&str, &str, bool, OfFirst)] = &[
+    ("first_s", "start and first requests", true, |times| times.from_start_ns as f64 / 1e9),
+    ("first_slowest_s", "slowest first request", true, |times| times.slowest_ns as f64 / 1e9),
+    ("first_mean_s", "mean of the first requests", false, |times| times.mean_ns / 1e9),
+];
+
 /// The throughput, if there is only one kind of request: CPU time can't be split between several kinds.
 fn the_throughput(readings: &[Reading]) -> Option<f64> {
     let mut found = readings.iter().filter(|r| r.name.ends_with("throughput"));
@@ -354,8 +387,9 @@ fn per(amount: f64, count: f64) -> Measured<f64> {
     Err(Absence::new(Reason::TooLittle, "no requests"))
 }
 
-/// The metrics of a server. Primary with the built-in generator: the p99 response time and the CPU time per request. Primary with a
-/// load command: its throughput and its 99th percentile, or the user's figures.
+/// The metrics of a server. Primary with the built-in generator: the p99 response time and the CPU time per request; or the time from
+/// the start until the first requests are answered, and the slowest of them. Primary with a load command: its throughput and its 99th
+/// percentile, or the user's figures.
 pub fn metrics(server: &Server, first: &Ran) -> Vec<Metric> {
     let fixed = |key: &str, title: &str, unit, primary| Metric {
         key: key.to_owned(),
@@ -384,6 +418,8 @@ pub fn metrics(server: &Server, first: &Ran) -> Vec<Metric> {
                 }
             }
         }
+        Load::First { .. } => metrics
+            .extend(FIRST.iter().map(|(key, title, primary, _)| fixed(key, title, Unit::Seconds, *primary))),
         Load::Command { read, .. } => {
             let own = matches!(read, Read::Figures(_));
             let tail = |name: &str| name.ends_with("throughput") || name.ends_with("_p99");
@@ -428,4 +464,42 @@ pub fn plans(rates: &[(String, f64)], like: &Plan) -> Vec<(String, Plan)> {
             (suffix, plan)
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::load::request::Ask;
+    use super::*;
+
+    #[test]
+    fn the_first_requests_have_metrics_of_their_own_and_no_throughput() {
+        let interrupted = AtomicBool::new(false);
+        let request = Request::new(&Ask::get("http://127.0.0.1:1/")).unwrap();
+        let metrics_of = |load: Load| {
+            let server = Server {
+                arms: vec![],
+                keeper_exe: PathBuf::new(),
+                ready: Ready::Tcp(request.address),
+                patience: Duration::ZERO,
+                load,
+                rest: vec![],
+                interrupted: &interrupted,
+            };
+            metrics(&server, &Ran::default())
+        };
+        let primary = |metrics: &[Metric]| -> Vec<String> {
+            metrics.iter().filter(|m| m.primary).map(|m| m.key.clone()).collect()
+        };
+        let has = |metrics: &[Metric], key: &str| metrics.iter().any(|m| m.key == key);
+        let limit = Duration::from_secs(1);
+        let plan = first::Plan { requests: 9, connections: 1, limit, most_failures: 0 };
+        let first = metrics_of(Load::First { request: request.clone(), plan });
+        assert_eq!(primary(&first), ["first_s", "first_slowest_s"]);
+        assert!(has(&first, "first_mean_s") && has(&first, "ready_s") && !has(&first, "throughput"));
+        // The twin: a load whose start and warm-up do not count.
+        let plans = vec![(String::new(), Plan::new(1.0, 0))];
+        let load = metrics_of(Load::Inside { request: request.clone(), plans });
+        assert_eq!(primary(&load), ["cpu_per_request_s", "response_p99"]);
+        assert!(has(&load, "ready_s") && !load.iter().any(|m| m.key.starts_with("first_")));
+    }
 }

@@ -454,6 +454,11 @@ fn options_without_effect_are_refused_before_any_run() {
             &["--load", "http://127.0.0.1:1/", "--timeout", "1s"],
             "--timeout has no effect on a server under --load",
         ),
+        (&["--first", "9"], "--first has no effect on a command that runs to its end"),
+        (
+            &["--load", "http://127.0.0.1:1/", "--first", "9", "--warm-up", "1s"],
+            "--warm-up has no effect on a server under --load with --first",
+        ),
     ] {
         let arguments = [&["-w", "none", "--blocks", "1"], options, &["--", "touch", &mark]].concat();
         let output = place.quick(&arguments);
@@ -464,6 +469,32 @@ fn options_without_effect_are_refused_before_any_run() {
     // The twin: an option that has an effect here.
     let output = place.quick(&["-w", "none", "--blocks", "1", "--timeout", "9s", "--", "touch", &mark]);
     assert!(Path::new(&mark).exists(), "{}", talk(&output));
+}
+
+/// The start takes 0.2 s, and the first request 0.3 s.
+#[test]
+fn the_first_requests_count_from_the_start_of_the_process() {
+    if !Path::new(PYTHON).exists() {
+        return println!("skipped: no {PYTHON}");
+    }
+    let (place, port) = (Place::new(), free_port());
+    let url = format!("http://127.0.0.1:{port}/");
+    let server = format!(
+        "import http.server as h, time\nslow = [.3]\nclass H(h.BaseHTTPRequestHandler):\n protocol_version = 'HTTP/1.1'\n def \
+         do_GET(s):\n  time.sleep(slow.pop() if slow else 0)\n  s.send_response(200); s.send_header('Content-Length', '0'); \
+         s.end_headers()\n def log_message(s, *a): pass\ntime.sleep(.2)\nh.ThreadingHTTPServer(('127.0.0.1', {port}), \
+         H).serve_forever()"
+    );
+    let first = ["-w", "none", "--blocks", "1", "--load", &url, "--first", "20", "--rest", "10ms"];
+    let document = place.json(&[&first[..], &["--", PYTHON, "-c", &server]].concat());
+    let median = |metric: &str| {
+        let medians = document["arms"][0]["medians"].as_array().expect("a list");
+        let found = medians.iter().find(|median| median["metric"] == metric);
+        found.and_then(|found| found["median"].as_f64()).unwrap_or_else(|| panic!("{metric}: {document}"))
+    };
+    assert!(median("first_s") >= 0.5 && median("first_s") >= median("ready_s"), "{document}");
+    assert!(median("first_slowest_s") >= 0.3, "{document}");
+    assert!(median("first_mean_s") < median("first_slowest_s"), "{document}");
 }
 
 /// A program that accepts connections on this port and does nothing else.

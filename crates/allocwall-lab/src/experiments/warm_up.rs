@@ -8,6 +8,7 @@ use crate::histogram::Histogram;
 use crate::workloads::calls::{self, Calls};
 use allocwall_host::clock::{monotonic_ns, own_cpu_ns};
 use allocwall_trial::Unit;
+use allocwall_trial::load::first::First;
 use libc::c_void;
 
 /// The p99 of the first requests as a multiple of that of later ones. How many times as slow they are depends on what else a request
@@ -126,7 +127,7 @@ fn measure(task: &Task) -> anyhow::Result<Outcome> {
     let interval_ns = interval_ns(task.spec.scale);
     let mut kept: Vec<Kept> = vec![[std::ptr::null_mut(); PER_REQUEST]; REQUESTS];
     let (mut first, mut later) = (Histogram::default(), Histogram::default());
-    let mut work_ns = 0;
+    let mut work = First::of(REQUESTS as u64);
     let meter = task.begin()?;
     let began_ns = monotonic_ns();
     let mut done = 0;
@@ -139,8 +140,8 @@ fn measure(task: &Task) -> anyhow::Result<Outcome> {
         let taken_ns = monotonic_ns();
         request(calls, &mut kept[done % REQUESTS], done as u8);
         let ended_ns = monotonic_ns();
+        work.take(taken_ns, ended_ns);
         if done < REQUESTS {
-            work_ns += ended_ns - taken_ns;
             first.record(ended_ns - due_ns);
         } else if done < 2 * REQUESTS {
             later.record(ended_ns - due_ns);
@@ -149,17 +150,18 @@ fn measure(task: &Task) -> anyhow::Result<Outcome> {
     }
     let counts = meter.finish(done as u64);
     let (first_p99, later_p99) = (percentile(&first, 0.99)?, percentile(&later, 0.99)?);
+    let work_ns = work.times(began_ns).map(|times| times.sum_ns as f64);
     let figures = [
-        ("first_p50_ns", percentile(&first, 0.5)?),
-        (FIRST, first_p99),
-        ("later_p50_ns", percentile(&later, 0.5)?),
-        (LATER, later_p99),
-        (GROWTH, first_p99 / later_p99.max(1.0)),
-        (START, start_ns as f64),
-        (WORK, work_ns as f64),
-        (BOTH, (start_ns + work_ns) as f64),
+        ("first_p50_ns", Ok(percentile(&first, 0.5)?)),
+        (FIRST, Ok(first_p99)),
+        ("later_p50_ns", Ok(percentile(&later, 0.5)?)),
+        (LATER, Ok(later_p99)),
+        (GROWTH, Ok(first_p99 / later_p99.max(1.0))),
+        (START, Ok(start_ns as f64)),
+        (WORK, work_ns.clone()),
+        (BOTH, work_ns.map(|work_ns| start_ns as f64 + work_ns)),
     ];
-    let outcome = Outcome::of(counts, figures.map(|(key, value)| (key, Ok(value))));
+    let outcome = Outcome::of(counts, figures);
     Ok(outcome.timed([("first", first), ("later", later)]))
 }
 

@@ -1,6 +1,6 @@
 use super::components::Files;
 use super::facts::examine_elf;
-use super::process::{pid_inside, settings, thp_disabled, words_kept};
+use super::process::{age_ns, pid_inside, settings, thp_disabled, words_kept};
 use super::versions::{is_version, python_name};
 use super::*;
 use crate::malloc_range::SymbolTable;
@@ -581,4 +581,14 @@ fn environment_and_small_files() {
     let words = |count: usize, length: usize| words_kept(vec!["x".repeat(length); count]).len();
     assert_eq!((words(3, 100), words(5000, 1)), (3, CMDLINE_WORDS));
     assert_eq!((words(5, 1 << 20), words(100, 1023)), (0, 15));
+}
+
+#[test]
+fn a_process_is_as_old_as_its_start_and_one_of_a_copy_has_no_age() {
+    let proc = ProcFs::live();
+    let own = proc.process_stat(std::process::id() as i32).unwrap().start_ticks;
+    let [own_ns, since_boot_ns] = [own, 0].map(|start| age_ns(&proc, start).unwrap());
+    assert!(own_ns < since_boot_ns, "{own_ns} {since_boot_ns}");
+    assert_eq!(age_ns(&proc, u64::MAX), Ok(0));
+    assert_eq!(age_ns(&ProcFs::at("/nowhere"), 0).unwrap_err().reason, Reason::NotApplicable);
 }

@@ -684,8 +684,7 @@ impl Need {
 }
 
 /// A trial that counts the start of the program, and the first requests. Only the user knows their URL.
-pub const TRIAL_OF_START: &str =
-    "allocwall trial --with prefault={heap} --first 1000 --load URL -- {cmd}";
+pub const TRIAL_OF_START: &str = "allocwall trial --with prefault={heap} --first 1000 --load URL -- {cmd}";
 const PRELOAD_BACKFIRES: &str =
     "5 to 10 % more resident memory is usual; the program crashes if it frees memory of another allocator";
 const PRELOAD_UNDO: &str = "restart without LD_PRELOAD";
@@ -1970,7 +1969,9 @@ pub const TABLE: &[Remedy] = &[
         kind: Kind::Process,
         walls: &[Wall::FirstTouch],
         acts_on: Wall::FirstTouch.lines(),
-        effect: Effect::Unknown("try it: the start pays for these touches, and the first requests are faster by an unknown amount"),
+        effect: Effect::Unknown(
+            "try it: the start pays for these touches instead, and only a trial shows what the first requests gain",
+        ),
         needs: &[Need::Preload, Need::ColdStart],
         restart: true,
         how: How::Command("allocwall run --with prefault={heap} -- {cmd}"),

@@ -4,6 +4,7 @@
 
 use crate::load::client::Client;
 use crate::load::failure::{Failure, Failures};
+use crate::load::first::First;
 use crate::load::open::Own;
 use crate::load::request::Request;
 use allocwall_host::clock::{monotonic_ns, thread_cpu_ns};
@@ -81,7 +82,7 @@ pub fn find(request: &Request, search: &Search, stop: &AtomicBool) -> Measured<C
     };
     let most = search.most_connections.max(1);
     let client = Client::new(request, most).map_err(no_loop)?;
-    let mut loops = Loops::new(client, search);
+    let mut loops = Loops::new(client, search.timeout);
     let started = (monotonic_ns(), thread_cpu_ns());
     let mut steps: Vec<Step> = Vec::new();
     while let Some(connections) = next_step(&steps, most) {
@@ -149,7 +150,7 @@ fn nothing_answered(request: &Request, steps: &[Step]) -> Absence {
     .mend("check the URL with curl while the server runs")
 }
 
-struct Loops<'a> {
+pub(super) struct Loops<'a> {
     client: Client<'a>,
     timeout_ns: u64,
     loops: Vec<Loop>,
@@ -164,11 +165,11 @@ enum Loop {
 }
 
 impl<'a> Loops<'a> {
-    fn new(client: Client<'a>, search: &Search) -> Self {
-        Loops { client, timeout_ns: search.timeout.as_nanos() as u64, loops: Vec::new(), jobs: 0 }
+    pub fn new(client: Client<'a>, timeout: Duration) -> Self {
+        Loops { client, timeout_ns: timeout.as_nanos() as u64, loops: Vec::new(), jobs: 0 }
     }
 
-    fn add(&mut self, total: usize) {
+    pub fn add(&mut self, total: usize) {
         self.loops.resize(total, Loop::Rests { until_ns: 0 });
     }
 
@@ -190,7 +191,7 @@ impl<'a> Loops<'a> {
                     failures,
                 });
             }
-            let wake = self.turn(now, &mut failures);
+            let wake = self.turn(now, u64::MAX, &mut failures);
             let end = if now < to { to } else { at_last };
             self.client.wait(wake.min(end))?;
             self.client.take_finished(&mut finished);
@@ -204,9 +205,43 @@ impl<'a> Loops<'a> {
         }
     }
 
-    /// Starts loops whose pause is over, and cancels requests that timed out. Returns the time of the next such event.
-    fn turn(&mut self, now: u64, failures: &mut Failures) -> u64 {
+    /// Runs until these requests are answered, but not beyond `until_ns` or this number of failures. Returns the failures.
+    pub fn run_first(
+        &mut self,
+        first: &mut First,
+        most_failures: u64,
+        until_ns: u64,
+        stop: &AtomicBool,
+    ) -> std::io::Result<Failures> {
+        let mut failures = Failures::default();
+        let mut finished = Vec::new();
+        while first.left() > 0 && failures.total() <= most_failures && !stop.load(Ordering::Relaxed) {
+            let now = monotonic_ns();
+            if now >= until_ns {
+                break;
+            }
+            let wake = self.turn(now, first.left(), &mut failures);
+            self.client.wait(wake.min(until_ns))?;
+            self.client.take_finished(&mut finished);
+            for end in finished.drain(..) {
+                let began_ns = self.next(end.job, end.failure.map(|_| end.end_ns + REST_NS));
+                match (end.failure, began_ns) {
+                    (Some(failure), _) => failures.add(failure),
+                    (None, Some(began_ns)) => first.take(began_ns, end.end_ns),
+                    // It was cancelled, and is counted as a timeout.
+                    (None, None) => {}
+                }
+            }
+        }
+        Ok(failures)
+    }
+
+    /// Starts loops whose pause is over, as long as at most `most` wait for an answer, and cancels requests that timed out. Returns
+    /// the time of the next such event.
+    fn turn(&mut self, now: u64, most: u64, failures: &mut Failures) -> u64 {
         let mut wake = u64::MAX;
+        let is_waiting = |one: &&Loop| matches!(one, Loop::Waits { .. });
+        let mut waiting = self.loops.iter().filter(is_waiting).count() as u64;
         for one in &mut self.loops {
             if let Loop::Waits { job, slot, since_ns } = *one
                 && since_ns + self.timeout_ns <= now
@@ -214,28 +249,36 @@ impl<'a> Loops<'a> {
                 self.client.cancel(slot, job);
                 failures.add(Failure::TimedOut);
                 *one = Loop::Rests { until_ns: 0 };
+                waiting -= 1;
             }
             if let Loop::Rests { until_ns } = *one
                 && until_ns <= now
+                && waiting < most
                 && let Some(slot) = self.client.start(self.jobs)
             {
                 *one = Loop::Waits { job: self.jobs, slot, since_ns: now };
                 self.jobs += 1;
+                waiting += 1;
             }
             wake = wake.min(match *one {
                 Loop::Waits { since_ns, .. } => since_ns + self.timeout_ns,
+                // The end of another request may let it start.
+                Loop::Rests { .. } if waiting >= most => u64::MAX,
                 Loop::Rests { until_ns } => until_ns,
             });
         }
         wake
     }
 
-    /// The loop of `job` continues at once, or after a pause.
-    fn next(&mut self, job: u64, rest_until: Option<u64>) {
-        let waits_for = |one: &&mut Loop| matches!(one, Loop::Waits { job: of, .. } if *of == job);
-        if let Some(one) = self.loops.iter_mut().find(waits_for) {
-            *one = Loop::Rests { until_ns: rest_until.unwrap_or(0) };
-        }
+    /// The loop of `job` continues at once, or after a pause. Returns when the job began; None if no loop waits for it.
+    fn next(&mut self, job: u64, rest_until: Option<u64>) -> Option<u64> {
+        self.loops.iter_mut().find_map(|one| match *one {
+            Loop::Waits { job: of, since_ns, .. } if of == job => {
+                *one = Loop::Rests { until_ns: rest_until.unwrap_or(0) };
+                Some(since_ns)
+            }
+            _ => None,
+        })
     }
 }
 

@@ -1,4 +1,4 @@
-//! Load for servers, and its figures: the built-in generator ([`open`], [`closed`]), the outputs of other tools ([`adapters`])
+//! Load for servers, and its figures: the built-in generator ([`open`], [`closed`], [`first`]), the outputs of other tools ([`adapters`])
 //! and a command's own figures ([`metric`]). All are reported as [`Reading`]s under the same names.
 
 pub mod adapters;
@@ -6,6 +6,7 @@ pub mod arrivals;
 mod client;
 pub mod closed;
 pub mod failure;
+pub mod first;
 pub mod metric;
 pub mod open;
 pub mod ready;

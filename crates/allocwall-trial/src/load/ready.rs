@@ -12,7 +12,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Pause between two polls: short compared with the start of a server, and too rare to slow it down.
-const PAUSE_NS: u64 = 20_000_000;
+pub const PAUSE: Duration = Duration::from_millis(20);
+/// Where the time of the start itself is compared, it must not depend on when the server is polled.
+pub const SHORT_PAUSE: Duration = Duration::from_millis(2);
 /// Timeout of one poll; then the server is polled again.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -98,7 +100,7 @@ fn seen(error: &io::Error) -> String {
     }
 }
 
-/// Polls until the server is ready, and returns the time that it took. `ended` returns how the started command ended, if it did:
+/// Polls until the server is ready, and returns the time that it took. `pause`: between two polls. `ended` returns how the started command ended, if it did:
 /// then the wait ends at once.
 ///
 /// # Errors
@@ -106,6 +108,7 @@ fn seen(error: &io::Error) -> String {
 pub fn wait(
     ready: &Ready,
     timeout: Duration,
+    pause: Duration,
     mut ended: impl FnMut() -> Option<String>,
     stop: &AtomicBool,
 ) -> Result<Duration> {
@@ -137,7 +140,7 @@ pub fn wait(
                 timeout.as_secs_f64()
             )));
         }
-        sleep_until((now + PAUSE_NS).min(until));
+        sleep_until((now + pause.as_nanos() as u64).min(until));
     }
 }
 
@@ -184,7 +187,7 @@ mod tests {
     }
 
     fn wait_for(text: &str, timeout: Duration) -> Result<Duration> {
-        wait(&Ready::parse(text, false).unwrap(), timeout, running(), &AtomicBool::new(false))
+        wait(&Ready::parse(text, false).unwrap(), timeout, PAUSE, running(), &AtomicBool::new(false))
     }
 
     #[test]
@@ -240,9 +243,10 @@ mod tests {
                 asked.set(asked.get() + 1);
                 Some("exit status 3".to_string())
             };
-            let message = wait(&Ready::parse(&text, false).unwrap(), LONG, ended, &AtomicBool::new(false))
-                .unwrap_err()
-                .to_string();
+            let message =
+                wait(&Ready::parse(&text, false).unwrap(), LONG, PAUSE, ended, &AtomicBool::new(false))
+                    .unwrap_err()
+                    .to_string();
             assert!(message.contains("exit status 3"), "{message}");
             assert_eq!(asked.get(), 1);
         }
@@ -251,7 +255,7 @@ mod tests {
     #[test]
     fn a_stop_ends_the_wait() {
         let ready = Ready::Tcp(Address(Server::closed_address()));
-        let message = wait(&ready, LONG, running(), &AtomicBool::new(true)).unwrap_err().to_string();
+        let message = wait(&ready, LONG, PAUSE, running(), &AtomicBool::new(true)).unwrap_err().to_string();
         assert!(message.contains("interrupted"), "{message}");
     }
 

@@ -27,6 +27,7 @@ use allocwall_trial::gate::Gate;
 use allocwall_trial::journal::{self, Head, Journal, Origin, Writer};
 use allocwall_trial::load::adapters::Adapter;
 use allocwall_trial::load::arrivals::Arrivals;
+use allocwall_trial::load::first;
 use allocwall_trial::load::metric::Figure;
 use allocwall_trial::load::open::Plan;
 use allocwall_trial::load::ready::Ready;
@@ -70,7 +71,7 @@ pub struct Args {
     #[arg(long, conflicts_with = "csv")]
     json: bool,
 
-    /// Print CSV, one row for each comparison
+    /// Print CSV, one row for each comparison (docs/trial-csv.md)
     #[arg(long)]
     csv: bool,
 
@@ -421,18 +422,19 @@ impl Trial<'_> {
             interrupted: self.interrupted,
         };
         let mut rates = vec![];
-        if options.load.is_some() {
+        if options.of_what() == Of::Load {
             let like = Plan {
                 arrivals: match options.arrivals.unwrap_or_default() {
                     Spacing::Poisson => Arrivals::Poisson { seed: self.seed },
                     Spacing::Constant => Arrivals::Constant,
                 },
+                warm_up: options.warm_up(),
                 window: options.load_time(),
                 connections: options.connections(),
                 ..Plan::new(1.0, 0)
             };
             // Plans are checked before the server is started for them.
-            like.check().context("--load-time")?;
+            like.check().context("--load-time, --warm-up")?;
             rates = match earlier {
                 Some(earlier) if !earlier.is_empty() => earlier.to_vec(),
                 _ => self.rates(&server)?,
@@ -459,7 +461,13 @@ impl Trial<'_> {
     fn load(&self, figures: Vec<Figure>) -> anyhow::Result<Load> {
         let options = &self.args.options;
         match (&options.load, &options.load_cmd) {
-            (Some(url), _) => Ok(Load::Inside { request: self.request(url)?, plans: vec![] }),
+            (Some(url), _) => {
+                let request = self.request(url)?;
+                Ok(match options.first {
+                    Some(requests) => Load::First { request, plan: self.first(requests) },
+                    None => Load::Inside { request, plans: vec![] },
+                })
+            }
             (None, Some(line)) => {
                 let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
                 let read = if figures.is_empty() {
@@ -470,6 +478,16 @@ impl Trial<'_> {
                 Ok(Load::Command { line: line.clone(), read, limit: options.timeout() })
             }
             (None, None) => bail!("no load given: use --load URL or --load-cmd CMD"),
+        }
+    }
+
+    fn first(&self, requests: u64) -> first::Plan {
+        let options = &self.args.options;
+        first::Plan {
+            requests,
+            connections: options.connections(),
+            limit: options.timeout(),
+            most_failures: (requests as f64 * server::FAILED_REQUESTS) as u64,
         }
     }
 
@@ -631,7 +649,9 @@ impl Trial<'_> {
     /// For each arm: the changes that a diagnosis of the baseline predicts.
     fn predicted(&self, kind: &Kind, arms: &[Arm], metrics: &[Metric]) -> Vec<Predicted> {
         let nothing = || vec![Predicted::new(); arms.len()];
-        if self.args.options.no_predict || arms.len() == BASELINES {
+        // No prediction is about the first requests, and they are over too soon for a diagnosis.
+        let is_first = self.args.options.of_what() == Of::First;
+        if self.args.options.no_predict || is_first || arms.len() == BASELINES {
             return nothing();
         }
         self.printer.progress_line("diagnosing the baseline");

@@ -1,7 +1,7 @@
 //! What a user asks of a trial. The options have the same names on the command line and in the trial's file.
 
 use super::options::{Header, Percent, Rate, Time};
-use allocwall_trial::plan;
+use allocwall_trial::{load, plan};
 use anyhow::{anyhow, bail};
 use clap::{Args as _, FromArgMatches as _};
 use serde::{Deserialize, Serialize, Serializer};
@@ -11,22 +11,25 @@ use std::time::Duration;
 
 const MOST_BLOCKS: u64 = plan::MOST_BLOCKS as u64;
 const MOST_CONNECTIONS: u64 = 10_000;
+const MOST_FIRST: u64 = load::first::MOST;
 
 /// Options that have an effect only in some kinds of trials, with these kinds.
 const EFFECTIVE_IN: &[(&str, &[Of])] = &[
     ("metric", &[Of::Batch, Of::LoadCommand]),
-    ("ready", &[Of::Load, Of::LoadCommand]),
-    ("ready-timeout", &[Of::Load, Of::LoadCommand]),
-    ("method", &[Of::Load]),
-    ("header", &[Of::Load]),
-    ("body", &[Of::Load]),
+    ("ready", &[Of::Load, Of::First, Of::LoadCommand]),
+    ("ready-timeout", &[Of::Load, Of::First, Of::LoadCommand]),
+    ("method", &[Of::Load, Of::First]),
+    ("header", &[Of::Load, Of::First]),
+    ("body", &[Of::Load, Of::First]),
+    ("first", &[Of::First]),
     ("at", &[Of::Load]),
     ("rate", &[Of::Load]),
     ("arrivals", &[Of::Load]),
     ("load-time", &[Of::Load, Of::LoadCommand]),
-    ("connections", &[Of::Load]),
-    ("rest", &[Of::Load, Of::LoadCommand]),
-    ("timeout", &[Of::Batch, Of::LoadCommand]),
+    ("warm-up", &[Of::Load]),
+    ("connections", &[Of::Load, Of::First]),
+    ("rest", &[Of::Load, Of::First, Of::LoadCommand]),
+    ("timeout", &[Of::Batch, Of::First, Of::LoadCommand]),
     ("exit-ok", &[Of::Batch]),
 ];
 /// Options that don't say how a run is measured.
@@ -37,6 +40,7 @@ const OTHERS: [&str; 6] = ["with", "blocks", "budget", "effect", "seed", "fail-o
 pub enum Of {
     Batch,
     Load,
+    First,
     LoadCommand,
 }
 
@@ -45,6 +49,7 @@ impl Of {
         match self {
             Of::Batch => "a command that runs to its end",
             Of::Load => "a server under --load",
+            Of::First => "a server under --load with --first",
             Of::LoadCommand => "a server under --load-cmd",
         }
     }
@@ -117,12 +122,24 @@ pub struct Options {
     #[arg(long, value_enum, conflicts_with = "resume")]
     pub arrivals: Option<Spacing>,
 
-    /// Length of the load in each run, after 2 s of warm-up; with --load-cmd: length of the preliminary diagnosis
+    /// Length of the load in each run, after the warm-up; with --load-cmd: length of the preliminary diagnosis
     /// [default: 10s]
     #[arg(long, value_name = "TIME", conflicts_with = "resume")]
     pub load_time: Option<Time>,
 
-    /// Largest number of connections, both for the load and for measuring the capacity [default: 256]
+    /// Load before this, which is not counted: it opens connections and fills caches. To measure the first requests, use
+    /// --first [default: 2s]
+    #[arg(long, value_name = "TIME", conflicts_with = "resume")]
+    pub warm_up: Option<Time>,
+
+    /// Instead of a load at a rate: measure the first N requests of a process that has just started. The metrics are the
+    /// time from its start until they are answered, the slowest of them, and their mean. Nothing is left out as a warm-up.
+    /// Each request is sent when the last one is answered
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST_FIRST), conflicts_with = "resume")]
+    pub first: Option<u64>,
+
+    /// Largest number of connections, both for the load and for measuring the capacity. With --first: the number of
+    /// clients, 1 if it is not given [default: 256]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST_CONNECTIONS), conflicts_with = "resume")]
     pub connections: Option<u64>,
 
@@ -130,7 +147,8 @@ pub struct Options {
     #[arg(long, value_name = "TIME[,…]", value_delimiter = ',', conflicts_with = "resume")]
     pub rest: Vec<Time>,
 
-    /// A run of the command or of --load-cmd that takes longer is ended and counts as failed [default: 10m]
+    /// A run of the command, of --load-cmd or of the first requests that takes longer is ended and counts as failed
+    /// [default: 10m]
     #[arg(long, value_name = "TIME", conflicts_with = "resume")]
     pub timeout: Option<Time>,
 
@@ -182,6 +200,7 @@ impl Options {
 
     pub fn of_what(&self) -> Of {
         match (&self.load, &self.load_cmd) {
+            (Some(_), _) if self.first.is_some() => Of::First,
             (Some(_), _) => Of::Load,
             (None, Some(_)) => Of::LoadCommand,
             (None, None) => Of::Batch,
@@ -195,7 +214,13 @@ impl Options {
             !kinds.contains(&of) && given.iter().any(|(name, _)| name == option)
         };
         let (option, kinds) = EFFECTIVE_IN.iter().find(has_none)?;
-        let kinds: Vec<&str> = kinds.iter().map(|of| of.title()).collect();
+        let title = |kind: &Of| match (of, kind) {
+            (Of::First, Of::Load) => "a server under --load without --first",
+            _ => kind.title(),
+        };
+        // With --first there is a --load too.
+        let named = kinds.iter().filter(|kind| **kind != Of::First || !kinds.contains(&Of::Load));
+        let kinds: Vec<&str> = named.map(title).collect();
         Some(format!("--{option} has no effect on {}: it is for {}", of.title(), kinds.join(" or ")))
     }
 
@@ -234,8 +259,13 @@ impl Options {
         self.load_time.map_or(Duration::from_secs(10), |time| time.0)
     }
 
+    pub fn warm_up(&self) -> Duration {
+        self.warm_up.map_or(Duration::from_secs(2), |time| time.0)
+    }
+
     pub fn connections(&self) -> usize {
-        self.connections.unwrap_or(256) as usize
+        let by_default = if self.first.is_some() { 1 } else { 256 };
+        self.connections.unwrap_or(by_default) as usize
     }
 
     pub fn rest(&self) -> Vec<Duration> {
@@ -337,8 +367,8 @@ mod tests {
         &[&[], &["--body", "a file"]],
         &[&[], &["--at", "50%,70"], &["--at", "12.5%", "--at", "1000%"], &["--rate", "0.5"]],
         &[&[], &["--arrivals", "constant"], &["--arrivals", "poisson"]],
-        &[&[], &["--load-time", "500ms"], &["--load-time", "0.0001s"]],
-        &[&[], &["--connections", "10000"]],
+        &[&[], &["--load-time", "500ms", "--warm-up", "0.5s"], &["--load-time", "0.0001s"]],
+        &[&[], &["--connections", "10000"], &["--first", "1000000"]],
         &[&[], &["--rest", "1s,2.5s", "--rest", "1m"]],
         &[&[], &["--timeout", "0.25h"]],
         &[&[], &["--exit-ok=-1,3"]],
@@ -414,6 +444,8 @@ mod tests {
             ("at", vec![json!("70%"), json!(["70%", "-1%"]), json!(["inf"])]),
             ("rate", vec![json!("fast"), json!(40.0), json!("nan"), json!("inf"), json!("1e300")]),
             ("arrivals", vec![json!("Constant"), json!("never")]),
+            ("warm_up", vec![json!("0s"), json!(2)]),
+            ("first", vec![json!(0), json!(1_000_001), json!("3"), json!([3])]),
             ("connections", vec![json!(0), json!(10_001), json!(u64::MAX)]),
             ("rest", vec![json!(["1s", "0s"]), json!([null])]),
             ("exit_ok", vec![json!([1_u64 << 31]), json!(["3"])]),
@@ -557,9 +589,10 @@ mod tests {
             );
         }
         assert_eq!(names().len(), EFFECTIVE_IN.len() + all.len());
-        let kinds: [(Of, &[&str]); 3] = [
+        let kinds: [(Of, &[&str]); 4] = [
             (Of::Batch, &[]),
             (Of::Load, &["--load", URL]),
+            (Of::First, &["--load", URL, "--first", "1000"]),
             // It requires --ready.
             (Of::LoadCommand, &["--load-cmd", "wrk"]),
         ];
@@ -577,13 +610,41 @@ mod tests {
             for (of, load) in kinds {
                 let ready =
                     if of == Of::LoadCommand && *option != "ready" { &["--ready", READY][..] } else { &[] };
-                let line = parsed(&[load, ready, &[&name, value]].concat()).unwrap().without_effect();
+                let pair = [name.as_str(), value];
+                let given = if load.contains(&pair[0]) { &[][..] } else { &pair[..] };
+                let options = parsed(&[load, ready, given].concat()).unwrap();
+                // --first makes another kind of a load.
+                let of = options.of_what();
+                let line = options.without_effect();
                 assert_eq!(line.is_none(), effective_in.contains(&of), "{name} {of:?}: {line:?}");
                 assert!(line.is_none_or(|line| line.starts_with(&format!("{name} has no effect on"))));
             }
         }
         assert_eq!(Options::default().without_effect(), None);
         assert_eq!(parsed(&["--load", URL]).unwrap().without_effect(), None);
+        for (words, line) in [
+            (
+                &["--load", URL, "--first", "9", "--rate", "5"][..],
+                "--rate has no effect on a server under --load with --first: it is for a server under --load without --first",
+            ),
+            (
+                &["--first", "9"],
+                "--first has no effect on a command that runs to its end: it is for a server under --load with --first",
+            ),
+            (
+                &["--method", "PUT"],
+                "--method has no effect on a command that runs to its end: it is for a server under --load",
+            ),
+        ] {
+            assert_eq!(parsed(words).unwrap().without_effect().as_deref(), Some(line));
+        }
+    }
+
+    #[test]
+    fn the_first_requests_have_one_client_by_default() {
+        let connections = |words: &[&str]| parsed(&[&["--load", URL], words].concat()).unwrap().connections();
+        assert_eq!((connections(&[]), connections(&["--first", "9"])), (256, 1));
+        assert_eq!(connections(&["--first", "9", "--connections", "4"]), 4);
     }
 
     #[test]
@@ -594,6 +655,7 @@ mod tests {
             ("at", "70%"),
             ("arrivals", "poisson"),
             ("load-time", "10s"),
+            ("warm-up", "2s"),
             ("connections", "256"),
             ("rest", "1s"),
             ("timeout", "10m"),
@@ -607,7 +669,8 @@ mod tests {
             let values = |options: Options| {
                 (
                     (options.ready_timeout(), options.shares(), options.arrivals.unwrap_or_default()),
-                    (options.load_time(), options.connections(), options.rest(), options.timeout()),
+                    (options.load_time(), options.warm_up(), options.connections()),
+                    (options.rest(), options.timeout()),
                 )
             };
             assert_eq!(values(parsed(&option).unwrap()), values(Options::default()), "{name}");
