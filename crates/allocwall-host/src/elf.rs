@@ -3,6 +3,7 @@
 //! only the requested parts are read.
 
 mod calls;
+mod gopclntab;
 
 use allocwall_model::units::{Absence, Measured, Reason};
 use object::Endianness;
@@ -102,6 +103,11 @@ impl ElfFacts {
     pub fn has_symtab(&self) -> bool {
         let entry = if self.is_64 { 24 } else { 16 };
         self.sections.iter().any(|s| s.kind == elf::SHT_SYMTAB && s.size > entry)
+    }
+
+    /// Go's linker wrote it, or a part of it.
+    pub fn is_go(&self) -> bool {
+        self.section(".go.buildinfo").is_some() || self.section(".note.go.buildid").is_some()
     }
 
     pub fn section(&self, name: &str) -> Option<&Section> {
@@ -348,7 +354,7 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
 #[derive(Debug)]
 pub struct Functions {
     file: File,
-    /// `.symtab` first: it has more functions.
+    /// `.symtab`, or Go's own table, before the exports: it has more functions.
     tables: Vec<FunctionTable>,
 }
 
@@ -383,7 +389,10 @@ impl Functions {
         let mut tables = Vec::new();
         let mut left = most;
         for kind in [elf::SHT_SYMTAB, elf::SHT_DYNSYM] {
-            let table = if elf.facts.is_64 {
+            let table = if kind == elf::SHT_SYMTAB && !elf.facts.has_symtab() {
+                // If Go's table can't be read, there may still be exports.
+                Ok(elf.go_functions(left).ok())
+            } else if elf.facts.is_64 {
                 elf.function_table::<elf::FileHeader64<Endianness>>(&kept, kind, left)
             } else {
                 elf.function_table::<elf::FileHeader32<Endianness>>(&kept, kind, left)
@@ -709,6 +718,7 @@ fn until_nul(bytes: &[u8]) -> String {
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn ask_everything(bytes: &[u8]) {
     let Ok(elf) = Elf::parse(bytes) else { return };
+    let _ = (elf.has_go_functions(), elf.go_functions(1000));
     for table in [Table::Exported, Table::All] {
         let _ = elf.symbols(table, &mut |symbol| _ = symbol.text());
     }

@@ -294,7 +294,7 @@ pub struct Module {
     /// They are found from malloc's exported symbols, so they are also known in a stripped library.
     #[serde(deserialize_with = "crate::room::charged")]
     pub malloc_ranges: Vec<(u64, u64)>,
-    /// Whether the module has function symbols other than the exported ones.
+    /// Whether the module has function symbols other than the exported ones: a symbol table, or Go's function table.
     pub has_symbols: bool,
 }
 

@@ -218,11 +218,12 @@ pub(super) fn examine_elf<'d, R: ReadRef<'d>>(
         ModuleRole::Other => by_soname.unwrap_or(ModuleRole::Other),
         named => named,
     };
-    let has_symbols = facts.has_symtab();
+    let has_symbols = facts.has_symtab() || elf.has_go_functions();
     let is_libc = role == ModuleRole::Libc;
     let mut marks = Marks::of(elf, is_libc);
 
-    let unnamed_program = facts.kind != ElfKind::SharedLibrary && !has_symbols;
+    // Go's own table has no C functions.
+    let unnamed_program = facts.kind != ElfKind::SharedLibrary && !facts.has_symtab();
     let mut allocators = allocators_inside(elf, &marks, unnamed_program);
     if let ModuleRole::Allocator(kind) = role {
         allocators.retain(|&other| other != kind);
@@ -342,7 +343,7 @@ fn runtime_inside<'d, R: ReadRef<'d>>(
     if role == ModuleRole::Jvm {
         return Some(Runtime::Jvm { version: None });
     }
-    if elf.facts.section(".go.buildinfo").is_some() || elf.facts.section(".note.go.buildid").is_some() {
+    if elf.facts.is_go() {
         return Some(Runtime::Go { version: versions::go(elf) });
     }
     let name = file_name(path);

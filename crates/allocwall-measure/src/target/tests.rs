@@ -6,7 +6,7 @@ use super::*;
 use crate::malloc_range::SymbolTable;
 use crate::reading::Readers;
 use crate::testing::Running;
-use allocwall_host::elf::{ElfFile, SymbolKind, Table};
+use allocwall_host::elf::{Elf, ElfFile, SymbolKind, Table};
 use allocwall_host::maps::{self, Mapping};
 use allocwall_host::proc::{ProcFs, Status};
 use allocwall_model::catalogue::modules::{AllocatorKind, ModuleRole};
@@ -368,6 +368,21 @@ fn go_programs_are_known_with_their_version() {
     assert_eq!(module.role, ModuleRole::Go);
     assert_eq!(known.runtime, Some(Runtime::Go { version: truth.strip_prefix("go").map(str::to_owned) }));
     assert!(known.allocators.is_empty());
+}
+
+#[test]
+fn a_stripped_go_program_has_symbols_if_its_own_table_can_be_read() {
+    // Two functions and no symbol table.
+    let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/kept/elf/go");
+    let mut bytes = std::fs::read(kept).expect("a kept input");
+    let examined = |bytes: &[u8]| {
+        let (module, _) = examine_elf(&Elf::parse(bytes).expect("ELF"), "go", ModuleRole::Other);
+        (module.role, module.has_symbols)
+    };
+    assert_eq!(examined(&bytes), (ModuleRole::Go, true));
+    let table = bytes.windows(4).position(|magic| magic == 0xffff_fff1_u32.to_le_bytes()).expect("a table");
+    bytes[table] = 0;
+    assert_eq!(examined(&bytes), (ModuleRole::Go, false));
 }
 
 /// The functions of malloc's object file, from the symbol table of the debug file: the truth for the test of
