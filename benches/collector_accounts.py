@@ -238,7 +238,6 @@ def rows_of(runtime, series, report, log=None):
     collected, cpu = series.over(begin, end, 2), series.over(begin, end, 1)
     account = (report.get("runtimes") or [{}])[0]
     stopped = account.get("stopped_ns", {}).get("point")
-    own = account.get("collector_cpu_ns", {}).get("point")
     if runtime == "jvm":
         yield "collector, % of CPU", share["point"] * 100, share["low"] * 100, share["high"] * 100, collected / cpu * 100
     else:
@@ -247,6 +246,7 @@ def rows_of(runtime, series, report, log=None):
         low, point, high = (account["stopped_ns"][end] / account["over_ns"] * 100 for end in ("low", "point", "high"))
         yield "collecting, % of time", point, low, high, collected / seconds * 100
     if runtime == "go":
+        own = account["collector_cpu_ns"]["point"]
         yield "collector, % of CPU", own / account["over_ns"] * seconds / cpu * 100, None, None, collected / cpu * 100
     if log is not None and stopped is not None:
         yield "stopped, % of the time", stopped / account["over_ns"] * 100, None, None, logged_pauses(log, begin, end) / seconds * 100

@@ -263,9 +263,9 @@ def main(arguments):
     options = parsed(arguments)
     builder = Builder(options.folder.absolute(), options.version, options.jobs, options.dry_run)
     wheel = options.wheel.absolute() if options.wheel else None
-    missing = lacking(builder.folder)
-    missing += filter(None, [no_source("python" + options.version)])
     try:
+        missing = lacking(builder.folder)
+        missing += filter(None, [no_source("python" + options.version)])
         if missing and not options.dry_run:
             raise missing[0]
         if not options.dry_run:

@@ -57,6 +57,10 @@ static void *serve_connection(void *given) {
 
 // Prints the port, and serves until the process is ended. Port 0: the system chooses one.
 static int serve(long port) {
+    if (port < 0 || port > UINT16_MAX) {
+        fputs("--port is a number from 0 to 65535\n", stderr);
+        return 2;
+    }
     signal(SIGPIPE, SIG_IGN);
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);

@@ -76,6 +76,7 @@ class _Report(TypedDict):
     time_ns: int
     fallbacks: _Fallbacks
     faults: _Faults
+    host: Optional[Literal["warm", "cold"]]
 
 class _Collapsed(TypedDict):
     pages: int

@@ -143,6 +143,9 @@ def status() -> Dict[str, Any]:
     * faults: first touches on huge pages (huge) and their price (huge_ns); those that cost more than small pages (dear) and how
       much more (lost_ns); the price of a first touch of a small page (small_ns). The last three are 0 until the price of a small page
       is known, and always without watch_price.
+    * host: what the prices of the last eight huge pages say about the host. "cold": at least half of them cost more than 1.5 times
+      as much as the small pages in their place; "warm": fewer did. None if fewer than four were compared with small pages, and
+      always without watch_price.
     * time_ns: the time spent in the hook.
     """
     report: Dict[str, Any] = dict(_state)

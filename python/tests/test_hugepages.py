@@ -56,6 +56,8 @@ class Working(unittest.TestCase):
             assert status["fallbacks"]["missed"] or status["huge_bytes"] > 0.9 * status["slab_bytes"], status
             assert status["faults"]["huge"] == status["slabs_mapped"] > 0, status
             assert status["faults"]["huge_ns"] > 0, status
+            # Without the price of small pages.
+            assert status["host"] is None, status
             assert all(o == b"%d" % i * 20 for i, o in enumerate(objects))
         """)
 
@@ -68,6 +70,8 @@ class Working(unittest.TestCase):
             assert status["faults"]["small_ns"] > 0, status
             small = status["slabs_mapped"] - status["faults"]["huge"]
             assert small == 1 + status["fallbacks"]["dear"], status
+            compared = status["faults"]["huge"] - status["fallbacks"]["missed"]
+            assert (status["host"] in ("warm", "cold")) == (compared >= 4), status
         """)
 
     def test_freed_memory_returns_to_the_system(self):

@@ -143,6 +143,22 @@ class Calibrated:
             yield f"exit status {status}: {last_line(files['talk'])}"
 
 
+class Figure:
+    """One run of an experiment must report this figure, within these bounds."""
+
+    def __init__(self, key, low, high):
+        self.key, self.low, self.high = key, low, high
+
+    def problems(self, files, _machine):
+        if files["status"].strip() != "0":
+            yield f"exit status {files['status'].strip()}: {last_line(files['talk'])}"
+            return
+        value = json.loads(files["report"])["outcome"]["figures"].get(self.key, float("nan"))
+        # The condition is written so that NaN fails.
+        if not self.low <= value <= self.high:
+            yield f"{self.key} is {value}, not {self.low} to {self.high}"
+
+
 class Seen:
     """A report and the subject's account of the same window."""
 

@@ -1,9 +1,10 @@
 """The scenarios for each kernel, and the boots with their settings."""
 
+import json
 import shlex
 from dataclasses import dataclass, field
 
-from judge import Calibrated, Check, NotSampled, Refused, Status, Wall, judge_command, judge_observation
+from judge import Calibrated, Check, Figure, NotSampled, Refused, Status, Wall, judge_command, judge_observation
 
 # The Debian suite of each kernel.
 KERNELS = {"5.10": "bullseye", "6.1": "bookworm", "6.12": "trixie"}
@@ -147,6 +148,16 @@ USERS = [
     ),
     Observation("user-looks-at-root", TOUCH, Refused("not permitted to read process"), tool=USER),
 ]
+
+
+def memory_of(variant, low, high):
+    """One run of `bench numa`: the share of its memory that is not on its threads' node. An emulated node is as fast as another."""
+    spec = {"experiment": "numa", "variant": variant, "seed": 1, "scale": 0.1, "timed_s": 0.5, "announce": False}
+    arguments = f"bench experiment-run {shlex.quote(json.dumps(spec))}"
+    return Command(f"numa-{variant}", arguments, Figure("elsewhere", low, high))
+
+
+MEMORY_OF_NODES = [memory_of("local", 0, 0.1), memory_of("remote", 0.9, 1), memory_of("interleaved", 0.4, 0.6)]
 UNPLUGGED = Observation(
     "cpu-unplugged",
     f"{TOUCH} --threads 4",
@@ -171,6 +182,7 @@ BOOTS = [
             *THROTTLED_PAIR,
             *NAMESPACES,
             *USERS,
+            *MEMORY_OF_NODES,
             UNPLUGGED,
         ],
     ),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import image
 import kernels
-from judge import FINDINGS, Calibrated, Machine, NotSampled, Refused, Starved, Status, Wall, judge_command, judge_observation
+from judge import FINDINGS, Calibrated, Figure, Machine, NotSampled, Refused, Starved, Status, Wall, judge_command, judge_observation
 from scenarios import BOOTS, CI, KERNELS
 
 MACHINE = Machine("6.1", cpus=4, nodes=2, cgroup=2, huge_pages="always")
@@ -181,6 +181,16 @@ class Judge(unittest.TestCase):
         self.assertEqual(judge_command(Calibrated(), said, MACHINE)[0], [])
         self.assertTrue(judge_command(Calibrated(), {**said, "report": "a price is not there\n" * 30}, MACHINE)[0])
         self.assertEqual(judge_command(Calibrated(), {**said, "status": "0", "report": "a price\n" * 30}, MACHINE)[0], [])
+
+    def test_a_figure_of_a_run(self):
+        def complaints(figures, status="0"):
+            said = {"status": status, "report": json.dumps({"outcome": {"figures": figures}}), "talk": ""}
+            return judge_command(Figure("elsewhere", 0.9, 1), said, MACHINE)[0]
+
+        self.assertEqual(complaints({"elsewhere": 0.98}), [])
+        for wrong in ({"elsewhere": 0.5}, {}):
+            self.assertTrue(complaints(wrong))
+        self.assertTrue(complaints({"elsewhere": 0.98}, status="1"))
 
 
 class Plans(unittest.TestCase):

@@ -460,8 +460,12 @@ impl Lasting {
         let n = windows.len();
         match self.spans[..] {
             [] => format!("over all {n} windows together, by itself in {} of them", self.windows),
+            [(0, to)] if to + 1 == n && self.windows < n => {
+                format!("in all {} of {n} windows that measured it", self.windows)
+            }
             [(0, to)] if to + 1 == n => format!("in all {n} windows"),
-            [(from, to)] if to + 1 == n => {
+            // If no window before measured it, it may be older.
+            [(from, to)] if to + 1 == n && self.elsewhere.is_some() => {
                 format!("since window {} of {n} ({} after the start)", from + 1, time(windows[from].at_s))
             }
             ref spans => {
@@ -723,11 +727,17 @@ mod tests {
                 subject.shares_with_samples(&[(CostClass::KernelSlab, share)], samples);
             });
             assert_eq!(windows[2].of_wall(Wall::KernelSlab).unwrap().status, status);
-            judge(&windows).walls[0].spans.clone()
+            let lasting = judge(&windows).walls.remove(0);
+            (lasting.places(&windows), lasting.spans)
         };
-        assert_eq!(of(0.4, 50, Status::NotMeasured), [(0, 4)]);
+        let all = "in all 4 of 5 windows that measured it".to_owned();
+        assert_eq!(of(0.4, 50, Status::NotMeasured), (all, vec![(0, 4)]));
         // The near twin: a window that rules the wall out.
-        assert_eq!(of(0.0, 10_000, Status::RuledOut), [(0, 1), (3, 4)]);
+        assert_eq!(of(0.0, 10_000, Status::RuledOut).1, [(0, 1), (3, 4)]);
+        let mut late = touching(&[0.01, 0.4, 0.4]);
+        assert_eq!(judge(&late).walls[0].places(&late), "since window 2 of 3 (60 s after the start)");
+        late[0].found.iter_mut().for_each(|found| found.status = Status::NotMeasured);
+        assert_eq!(judge(&late).walls[0].places(&late), "in windows 2 to 3 of 3");
     }
 
     /// Windows with too few samples for a wall, of which every third one shows it all the same.

@@ -530,9 +530,37 @@ fn a_disk_that_answers_nothing_is_not_idle() {
     // The twin: nothing is in flight.
     subject.disks().busiest[0].stuck = 0;
     assert_eq!(subject.finding(Wall::Disk).because, "no request to 1 disk");
+    // Requests that it got in the window, and did not complete.
+    subject.disks().busiest[0].busy_ms = 8_000;
+    assert_eq!(status(&subject, Wall::Disk), Status::Wall);
+    assert_eq!(subject.finding(Wall::Disk).evidence[0], "sdb busy 80 %, no request completed");
+    subject.disks().busiest[0].busy_ms = 0;
     // Many disks, each of them little busy: together they may be what the threads wait for.
     subject.disks().others_busy_ms = 900;
     assert_eq!(status(&subject, Wall::Disk), Status::Contributor);
+}
+
+#[test]
+fn waits_in_io_uring_may_be_for_a_busy_disk() {
+    let judged = |busy: f64, call: i64| {
+        let mut subject = computing();
+        subject.disk(busy, 20.0).waits(WaitClass::Storage, 0.0);
+        subject.recording.waits.push(WaitSample {
+            t_ns: 1,
+            pid: 100,
+            tid: 100,
+            weight_ns: 5_000_000_000,
+            state: 'S',
+            syscall: Some(call),
+            python_lock: None,
+            kernel: None,
+            user: None,
+        });
+        status(&subject, Wall::Disk)
+    };
+    assert_eq!(judged(0.9, 426), Status::NotMeasured);
+    // The twins: an idle disk, and epoll_wait.
+    assert_eq!([judged(0.03, 426), judged(0.9, 232)], [Status::RuledOut; 2]);
 }
 
 #[test]
@@ -550,10 +578,10 @@ fn disks_that_were_not_read_are_not_judged() {
     assert!(finding.missing.is_some_and(|m| m.reason == Reason::NotFound && !m.mend.is_empty()));
 }
 
-/// A service whose threads wait for requests three quarters of their time, and whose namespace loses segments.
+/// A service that uses less than half a CPU, and whose namespace loses segments.
 fn losing(retransmitted: u64, timeouts: u64) -> Subject {
     let mut subject = computing();
-    subject.threads(4).waits(WaitClass::Idle, 3.0);
+    subject.cpus(0.45).threads(4).waits(WaitClass::Idle, 3.55);
     subject.bill.rates.thread_s = 4.0 * WINDOW_S;
     let network = subject.network();
     (network.sent, network.retransmitted) = (9_000, retransmitted);
@@ -582,6 +610,10 @@ fn a_network_that_loses_segments_is_named_and_a_healthy_one_is_ruled_out() {
         (quick.status, quick.because.as_str()),
         (Status::RuledOut, "1,500 of 10,500 segments retransmitted, 1 timeout")
     );
+    // Threads of a pool wait beside one that computes.
+    let mut beside = losing(1_500, 100);
+    beside.cpus(1.0).waits(WaitClass::Idle, 3.0);
+    assert_eq!(status(&beside, Wall::Network), Status::Contributor);
     // A target that only computes: the segments are those of other processes.
     let mut alone = losing(1_500, 100);
     alone.waits(WaitClass::Idle, 0.0);

@@ -44,10 +44,16 @@ impl DeviceReader {
     /// Reads the network namespace of the target. `pids`: its processes, the requested one first.
     pub fn follow(&mut self, proc: &ProcFs, pids: &[i32], t_ns: u64) {
         if let Some(followed) = &mut self.network {
-            // If all of them have ended, allocwall itself may be in the same namespace.
-            let own = std::process::id() as i32;
-            let is_same = |pid: &i32| proc.network_namespace(*pid) == Ok(followed.namespace);
-            if let Some(pid) = pids.iter().copied().chain([own]).find(is_same) {
+            let mut one_runs = false;
+            let known = pids.iter().copied().find(|pid| {
+                let namespace = proc.network_namespace(*pid);
+                one_runs |= namespace.is_ok();
+                namespace == Ok(followed.namespace)
+            });
+            // If all of them have ended, allocwall itself may be in the same namespace. One that still runs has moved.
+            let own = Some(std::process::id() as i32).filter(|_| !one_runs);
+            let own = own.filter(|own| proc.network_namespace(*own) == Ok(followed.namespace));
+            if let Some(pid) = known.or(own) {
                 if let Ok(counters) = proc.network(pid) {
                     followed.last = (t_ns, counters);
                 }
@@ -129,16 +135,16 @@ fn used(before: &DiskCounters, now: &DiskCounters) -> Option<DiskUse> {
     for (before, now) in before.request_ms.into_iter().zip(now.request_ms) {
         request_ms = request_ms.saturating_add(ms_gained(before, now)?);
     }
-    let used = DiskUse {
+    // Older kernels print a count that fell below zero as a number near 2^32.
+    let in_flight = |disk: &DiskCounters| if disk.in_flight < 1 << 31 { disk.in_flight } else { 0 };
+    Some(DiskUse {
         name: now.name.clone(),
         requests,
         request_ms,
         sectors: gained(before.sectors, now.sectors)?,
         busy_ms: ms_gained(before.busy_ms, now.busy_ms)?,
-        stuck: if requests == 0 { before.in_flight.min(now.in_flight) } else { 0 },
-    };
-    // No disk has so many requests in flight.
-    Some(used).filter(|used| gained(0, used.stuck).is_some())
+        stuck: if requests == 0 { in_flight(before).min(in_flight(now)) } else { 0 },
+    })
 }
 
 /// The kernel prints these times as numbers of 32 bits (diskstats_show, block/genhd.c). They wrap around after 50 days, the
@@ -263,6 +269,12 @@ mod tests {
         };
         assert_eq!((seen(0)[0].name.as_str(), seen(0)[0].stuck), ("sdb", 3));
         assert_eq!((seen(1)[0].name.as_str(), seen(1)[1].stuck), ("sda", 0));
+        let below_zero = DiskCounters { in_flight: u64::from(u32::MAX), ..disk("sdb", 0, 0) };
+        assert_eq!(
+            over(std::slice::from_ref(&below_zero), std::slice::from_ref(&below_zero)).unwrap().busiest[0]
+                .stuck,
+            0
+        );
     }
 
     #[test]
@@ -332,6 +344,34 @@ mod tests {
         reader.follow(&proc, &[7, 8], 2_000);
         let seen = reader.finish().network.unwrap();
         assert_eq!((seen.pid, seen.over_ns, seen.sent, seen.retransmitted), (8, 1_000, 50, 0));
+    }
+
+    #[test]
+    fn allocwall_stands_in_for_a_target_that_ended_but_not_for_one_that_moved() {
+        let after = |moves: bool| {
+            let dir = tempfile::tempdir().unwrap();
+            let proc = ProcFs::at(dir.path());
+            // The target starts in the namespace of allocwall.
+            let own = std::process::id() as i32;
+            let target = own + 1;
+            write(dir.path(), own, 100, 1, 5);
+            std::os::unix::fs::symlink(own.to_string(), dir.path().join(target.to_string())).unwrap();
+            let mut reader = DeviceReader::default();
+            reader.follow(&proc, &[target], 0);
+            std::fs::remove_file(dir.path().join(target.to_string())).unwrap();
+            if moves {
+                write(dir.path(), target, 900_000, 9_000, 5);
+            }
+            write(dir.path(), own, 107, 1, 5);
+            reader.follow(&proc, &[target], 1_000);
+            if moves {
+                write(dir.path(), target, 900_050, 9_000, 5);
+            }
+            reader.follow(&proc, &[target], 3_000);
+            let seen = reader.finish().network.unwrap();
+            (seen.over_ns, seen.sent, seen.retransmitted)
+        };
+        assert_eq!((after(true), after(false)), ((2_000, 50, 0), (3_000, 7, 0)));
     }
 
     #[test]

@@ -12,7 +12,7 @@ mod hook;
 mod _native {
     use super::hook::{self, NotInstalled, Report};
     use allocwall_pool::region::{self, Machine, Pages};
-    use allocwall_pool::slab::Settings;
+    use allocwall_pool::slab::{Host, Settings};
     use pyo3::exceptions::{PyRuntimeError, PyValueError};
     use pyo3::prelude::*;
     use pyo3::types::PyDict;
@@ -101,6 +101,7 @@ mod _native {
         faults.set_item("lost_ns", counts.faults.lost_ns)?;
         faults.set_item("small_ns", counts.faults.small_ns)?;
         report.set_item("faults", faults)?;
+        report.set_item("host", counts.host.map(Host::key))?;
         Ok(Some(report))
     }
 

@@ -16,6 +16,7 @@ const EXPERIMENTS: &[&str] = &[
     "warm-up",
     "mmap-lock",
     "kernel-slab",
+    "numa",
     "json-requests",
     "patterns",
     "microbench-gap",

@@ -42,7 +42,7 @@ static void make_table(long mib, long node) {
     table = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (table == MAP_FAILED)
         fail("mmap");
-    unsigned long nodes = node >= 0 && node < 63 ? 1ul << node : 0;
+    unsigned long nodes = node >= 0 ? 1ul << node : 0;
     // The kernel reads one bit less than this number (mbind(2)).
     if (nodes && syscall(SYS_mbind, table, bytes, BIND, &nodes, 8 * sizeof nodes, 0))
         fail("mbind");
@@ -71,6 +71,10 @@ int main(int argc, char **argv) {
     read_settings(argc, argv, known);
     if (mib < 1 || mib > 1 << 20) {
         fputs("--table is a number of MiB\n", stderr);
+        return 2;
+    }
+    if (memory_node > 62) {
+        fputs("--memory-node is a number from 0 to 62\n", stderr);
         return 2;
     }
     make_table(mib, memory_node);

@@ -1,7 +1,7 @@
 //! Rung 2: the disks and the network, by the kernel's counters, as iostat and nstat show them. The samples of waiting threads
 //! show whether the target waits for a disk at all.
 
-use crate::context::{Context, count, percent};
+use crate::context::{Context, count, percent, total};
 use crate::judge::{Case, Judged};
 use crate::{ShellLine, Status, Whole};
 use allocwall_model::catalogue::advice::{self, Advice};
@@ -15,6 +15,9 @@ use allocwall_model::units::{self, Absence, Interval, Reason, thousands};
 const MOST_LINES: usize = 3;
 /// The longest reason of a wall that is ruled out, in characters.
 const LONGEST_REASON: usize = 60;
+/// The network is the wall only of a target none of whose threads ran or wanted to run for this part of the window. The segments of one
+/// that runs may be those of other processes in its namespace. Our choice.
+const IDLE_FROM: f64 = 0.5;
 /// Longer names of disks and interfaces are cut.
 const LONGEST_NAME: usize = 16;
 /// Waits that take a smaller part of its threads' time do not slow the target. The same value as for waits for a lock.
@@ -42,7 +45,7 @@ pub fn disk(ctx: &Context) -> Judged {
             Judged::not_measured(WALL, Whole::ThreadTime, absence, show)
         }
     };
-    let used = disks.busiest.iter().filter(|disk| disk.requests > 0 || disk.stuck > 0).take(MOST_LINES);
+    let used = disks.busiest.iter().filter(|disk| is_used(disk)).take(MOST_LINES);
     let judged = used.fold(judged, |judged, disk| judged.evidence(line(disks, disk)));
     let several = disks.busiest.len() > 1 || disks.others > 0;
     let which = several.then(|| "which of the machine's disks the target uses is not known".to_owned());
@@ -59,6 +62,11 @@ fn pressure(ctx: &Context) -> Option<String> {
 fn are_idle(disks: &Disks) -> bool {
     let stuck = disks.busiest.iter().any(|disk| disk.stuck > 0);
     !stuck && disks.any_busy() < thresholds::of(Wall::Disk).contributor
+}
+
+/// A disk may be busy with requests that it has not completed.
+fn is_used(disk: &DiskUse) -> bool {
+    disk.requests > 0 || disk.stuck > 0 || disk.busy_ms > 0
 }
 
 /// Whether threads that use this disk wait long.
@@ -78,17 +86,32 @@ fn by_waits(ctx: &Context, disks: &Disks, waits: Interval, show: ShellLine) -> J
         amount: waits.scaled(1.0 / ctx.window_s),
         unit: "of working time",
         phrase: "was spent waiting for storage",
-        show,
+        show: show.clone(),
     }
     .judge();
+    let loaded = disks.busiest.iter().any(|disk| is_loaded(disks, disk));
+    if judged.is(Status::RuledOut) && loaded && in_io_uring(ctx) >= HARDLY {
+        let detail = "its threads wait in io_uring_enter, for a disk or for something else";
+        let absence = Absence::new(Reason::NotSupported, detail)
+            .mend("see whether the target itself reads and writes: pidstat -d");
+        return Judged::not_measured(Wall::Disk, Whole::ThreadTime, absence, show);
+    }
     if judged.is(Status::RuledOut) {
         judged.finding.because = with_more(judged.finding.because, &format!("; {}", busiest_disk(disks)));
         return judged;
     }
-    match disks.busiest.iter().any(|disk| is_loaded(disks, disk)) {
+    match loaded {
         true => judged,
         false => judged.at_most_contributor("but no disk is busy or slow"),
     }
+}
+
+/// Threads that wait in this call, on average. It waits for disks and for the network alike.
+fn in_io_uring(ctx: &Context) -> f64 {
+    /// On every architecture.
+    const IO_URING_ENTER: i64 = 426;
+    let waits = ctx.recording.waits.iter().filter(|wait| wait.syscall == Some(IO_URING_ENTER));
+    total(waits.map(|wait| wait.weight_ns)) as f64 / 1e9 / ctx.window_s
 }
 
 fn storage_waits(ctx: &Context, disks: &Disks) -> Option<String> {
@@ -103,7 +126,7 @@ fn storage_waits(ctx: &Context, disks: &Disks) -> Option<String> {
 /// The disk that slows its users most: `sda busy 3 %, 0.4 ms a request`.
 pub fn busiest_disk(disks: &Disks) -> String {
     let loaded = disks.busiest.iter().find(|disk| is_loaded(disks, disk));
-    match loaded.or(disks.busiest.first()).filter(|disk| disk.requests > 0 || disk.stuck > 0) {
+    match loaded.or(disks.busiest.first()).filter(|disk| is_used(disk)) {
         Some(disk) => figures(disks, disk),
         None => {
             let all = disks.busiest.len().saturating_add(disks.others as usize);
@@ -115,7 +138,8 @@ pub fn busiest_disk(disks: &Disks) -> String {
 fn figures(disks: &Disks, disk: &DiskUse) -> String {
     let name = short(&disk.name);
     match disk.ms_per_request() {
-        None => format!("{name}: {} in flight, none completed", requests(disk.stuck)),
+        None if disk.stuck > 0 => format!("{name}: {} in flight, none completed", requests(disk.stuck)),
+        None => format!("{name} busy {}, no request completed", percent(disks.busy(disk))),
         Some(ms) => {
             let ms = if ms < 9.95 { format!("{ms:.1}") } else { format!("{ms:.0}") };
             format!("{name} busy {}, {ms} ms a request", percent(disks.busy(disk)))
@@ -127,11 +151,14 @@ fn requests(n: u64) -> String {
     format!("{} {}", number(n), units::plural(n, "request"))
 }
 
-/// All figures of a disk.
+/// All figures of a disk. The means are of requests that were completed.
 fn line(disks: &Disks, disk: &DiskUse) -> String {
+    let figures = figures(disks, disk);
+    if disk.requests == 0 {
+        return figures;
+    }
     format!(
-        "{}; {:.1} in flight on average; {} requests and {:.1} MB a second",
-        figures(disks, disk),
+        "{figures}; {:.1} in flight on average; {} requests and {:.1} MB a second",
         disks.in_flight(disk),
         count(disks.requests_per_s(disk)),
         disks.bytes_per_s(disk) / 1e6
@@ -178,6 +205,8 @@ pub fn network(ctx: &Context) -> Judged {
         // The segments may be those of other processes.
         let because = format!("its threads wait {} of their time", percent(waits));
         judged = Judged::ruled_out(WALL, Whole::Segments, because, show).share(Interval::exact(part));
+    } else if ctx.active_thread_s() > (1.0 - IDLE_FROM) * ctx.window_s {
+        judged = judged.at_most_contributor("but the target runs, and others may share its network");
     }
     let events = match &network.events {
         Ok(events) => format!(

@@ -250,8 +250,8 @@ pub const THROTTLED: Experiment = Experiment {
 const COLD_REQUESTS: u64 = 1_000;
 const CACHE_BYTES: u64 = 1_000 * (256 << 10);
 /// The table on a NUMA node, and that of the run of a bill.
-const TABLE_BYTES: u64 = 256 << 20;
-const JUDGED_BYTES: u64 = 1_280 << 20;
+pub(super) const TABLE_BYTES: u64 = 256 << 20;
+pub(super) const JUDGED_BYTES: u64 = 1_280 << 20;
 /// Requests of a connection before the timed part.
 const WARM_UP: u64 = 20;
 /// Requests that are due at the same time, and the time between two such groups.
@@ -288,10 +288,7 @@ fn check_cold(_: &Arm, _: &Settings) -> Measured<()> {
 }
 
 fn check_nodes(_: &Arm, _: &Settings) -> Measured<()> {
-    for node in nodes()? {
-        let free = topology::free_bytes(Path::new("/sys"), node)?;
-        fits(&format!("the table on node {node}"), JUDGED_BYTES, free)?;
-    }
+    nodes_with_room()?;
     source(NODES)?.built().map(drop)
 }
 
@@ -311,9 +308,19 @@ fn fits(what: &str, needed: u64, free: u64) -> Measured<()> {
     Err(Absence::new(Reason::TooCostly, format!("{what} takes {needed} MiB, and {free} MiB are free")))
 }
 
-fn nodes() -> Measured<[u32; 2]> {
+pub(super) fn nodes() -> Measured<[u32; 2]> {
     let sys = Path::new("/sys");
     two_nodes(&topology::nodes(sys)?, &topology::memory_nodes(sys)?, &topology::allowed_cpus()?)
+}
+
+/// The same, if each has room for the table of the run of a bill.
+pub(super) fn nodes_with_room() -> Measured<[u32; 2]> {
+    let nodes = nodes()?;
+    for node in nodes {
+        let free = topology::free_bytes(Path::new("/sys"), node)?;
+        fits(&format!("the table on node {node}"), JUDGED_BYTES, free)?;
+    }
+    Ok(nodes)
 }
 
 /// The first two nodes that have both memory and CPUs that may be used.

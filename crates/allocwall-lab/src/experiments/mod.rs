@@ -22,6 +22,7 @@ mod lying_rss;
 mod microbench_gap;
 mod mmap_lock;
 mod mmap_threshold;
+mod numa;
 mod open_loop;
 mod patterns;
 mod python;
@@ -57,6 +58,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     warm_up::EXPERIMENT,
     mmap_lock::EXPERIMENT,
     kernel_slab::EXPERIMENT,
+    numa::EXPERIMENT,
     json_requests::EXPERIMENT,
     patterns::EXPERIMENT,
     microbench_gap::EXPERIMENT,

@@ -294,6 +294,8 @@ impl Readings {
         self.tick(target, pids, at_ns, true);
         self.threads.read(&target.proc, pids, at_ns);
         self.follow_pythons(target, pids);
+        // The readings above take their time.
+        let at_ns = clock::monotonic_ns() - target.start.monotonic_ns;
         self.devices.open(&target.proc, at_ns);
         self.follow_network(target, pids, at_ns);
     }

@@ -821,7 +821,7 @@ pub fn kernel_object<'a>(
     let mut object = None;
     for (role, symbol) in frames {
         match role {
-            Some(Slab) if symbol.contains("skb") => return Some(KernelObject::Message),
+            Some(Slab | Sockets) if symbol.contains("skb") => return Some(KernelObject::Message),
             Some(Sockets) => return Some(KernelObject::Connection),
             // A socket has a file too: the functions further out may be those of sockets.
             Some(FileSystem) => object = Some(KernelObject::File),
@@ -1665,6 +1665,7 @@ mod tests {
         for (stack, expected) in [
             ("kfree;skb_release_data;consume_skb;unix_stream_read_generic", Some(KernelObject::Message)),
             ("kmem_cache_alloc;alloc_skb_with_frags;sock_alloc_send_pskb", Some(KernelObject::Message)),
+            ("kmem_cache_alloc;skb_clone;__tcp_transmit_skb;tcp_write_xmit", Some(KernelObject::Message)),
             ("kmem_cache_alloc;sk_prot_alloc;unix_create1;__sys_socketpair", Some(KernelObject::Connection)),
             ("kmem_cache_free;iput;sock_release;sock_close;__fput", Some(KernelObject::Connection)),
             ("__d_alloc;d_alloc_parallel;link_path_walk;vfs_statx", Some(KernelObject::File)),

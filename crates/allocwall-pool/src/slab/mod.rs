@@ -37,6 +37,7 @@ mod tests;
 use crate::region::{HUGE, Pages, Why};
 use ledger::{Back, Claim, Ledger, Tally};
 use lock::ForkLock;
+pub use policy::Host;
 use policy::{Prices, Retention, Worth};
 use std::ptr::NonNull;
 pub use system::Linux;
@@ -126,6 +127,9 @@ pub struct Counts {
     pub fallbacks: Fallbacks,
     /// The cost of first touches.
     pub faults: Faults,
+    /// The state of the host now, by the last eight huge pages. None if fewer than four were compared with small
+    /// pages, and always if prices are not watched.
+    pub host: Option<Host>,
     /// 1 in a forked child that continues with the inherited state, otherwise 0.
     pub forks: u64,
     /// Nanoseconds spent in these functions, including first touches.
@@ -362,6 +366,7 @@ impl<S: System> Arenas<S> {
                 arenas_idle: idle,
                 arenas_trimmed: trimmed,
                 faults: Faults { small_ns: inner.prices.small_ns(), ..inner.counts.faults },
+                host: inner.prices.host(),
                 ..inner.counts
             }
         })

@@ -13,6 +13,8 @@ pub(super) const LOSE_ONE_IN: u64 = 50;
 /// The largest credit, in nanoseconds, and so the most that can be lost at once: about the price of a huge page that
 /// the host must fetch.
 pub(super) const CREDIT_NS: i64 = 4_000_000;
+/// The host is judged by this number of huge pages at least, and by the last `u8::BITS` at most.
+const LEAST_SEEN: u32 = 4;
 /// Base pages of a slab.
 pub(super) const SMALL_PAGES: u64 = (crate::region::HUGE / 4096) as u64;
 
@@ -101,6 +103,49 @@ pub(super) enum Worth {
     Small,
 }
 
+/// What the last huge pages say about the machine below, which may have to fetch the memory first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Host {
+    /// More than half of them cost at most 1.5 times as much as the small pages in their place.
+    Warm,
+    /// At least half of them cost more than that.
+    Cold,
+}
+
+impl Host {
+    /// A stable name.
+    pub fn key(self) -> &'static str {
+        match self {
+            Host::Warm => "warm",
+            Host::Cold => "cold",
+        }
+    }
+}
+
+/// Which of the last huge pages were dear.
+#[derive(Clone, Copy, Debug, Default)]
+struct Recent {
+    /// How many there are.
+    seen: u32,
+    /// A bit for each, the last one in the lowest bit.
+    dear: u8,
+}
+
+impl Recent {
+    fn add(&mut self, dear: bool) {
+        self.dear = self.dear << 1 | u8::from(dear);
+        self.seen = (self.seen + 1).min(u8::BITS);
+    }
+
+    fn host(self) -> Option<Host> {
+        match self.seen {
+            ..LEAST_SEEN => None,
+            seen if 2 * self.dear.count_ones() >= seen => Some(Host::Cold),
+            _ => Some(Host::Warm),
+        }
+    }
+}
+
 /// Watches the prices of first touches, and decides when huge pages cost more than they save.
 ///
 /// If the host reclaims idle memory, a new huge page can cost 40 times as much as a recycled one, while the kernel
@@ -117,11 +162,17 @@ pub(super) struct Prices {
     account_ns: i64,
     /// When the passing time was last credited.
     at: u64,
+    recent: Recent,
 }
 
 impl Prices {
     pub(super) fn small_ns(&self) -> u64 {
         self.small_ns
+    }
+
+    /// The state of the host by the last huge pages; None if too few were compared with small ones.
+    pub(super) fn host(&self) -> Option<Host> {
+        self.recent.host()
     }
 
     pub(super) fn allow_huge(&mut self, now: u64) -> bool {
@@ -158,7 +209,9 @@ impl Prices {
             .saturating_add_unsigned(fair.saturating_sub(ns))
             .saturating_sub_unsigned(ns.saturating_sub(fair))
             .min(CREDIT_NS);
-        if ns <= fair.saturating_add(fair / 2) { Worth::Fair } else { Worth::Dear(ns - fair) }
+        let dear = ns > fair.saturating_add(fair / 2);
+        self.recent.add(dear);
+        if dear { Worth::Dear(ns - fair) } else { Worth::Fair }
     }
 }
 
@@ -312,6 +365,40 @@ mod tests {
         let mut prices = Prices::default();
         assert_eq!(prices.huge_paid(100 * MS, S), Worth::Fair);
         assert!(prices.allow_huge(S));
+    }
+
+    /// After huge pages of these prices, in this order.
+    fn host(huge: &[u64]) -> Option<Host> {
+        let mut prices = prices();
+        for ns in huge {
+            prices.huge_paid(*ns, S);
+        }
+        prices.host()
+    }
+
+    #[test]
+    fn a_host_is_cold_from_half_of_the_last_huge_pages_on() {
+        let (cheap, dear) = (FAIR / 4, 5 * FAIR);
+        assert_eq!(host(&[dear, cheap, dear, cheap]), Some(Host::Cold));
+        assert_eq!(host(&[dear, cheap, cheap, cheap]), Some(Host::Warm));
+        // As cheap as small pages, or half more.
+        assert_eq!(host(&[FAIR, FAIR, FAIR * 3 / 2, FAIR * 3 / 2]), Some(Host::Warm));
+        // Only the last eight count.
+        assert_eq!(host(&[[dear; 20], [cheap; 20]].concat()), Some(Host::Warm));
+        assert_eq!(host(&[&[cheap; 20][..], &[dear; 4][..]].concat()), Some(Host::Cold));
+        assert_eq!(host(&[&[cheap; 20][..], &[dear; 3][..]].concat()), Some(Host::Warm));
+    }
+
+    #[test]
+    fn without_four_prices_of_huge_pages_nothing_is_known_of_the_host() {
+        assert_eq!([host(&[]), host(&[5 * FAIR; 3])], [None; 2]);
+        // Small pages where the kernel had no huge one.
+        assert_eq!(host(&[2_000; 9]), None);
+        let mut unpriced = Prices::default();
+        for _ in 0..9 {
+            unpriced.huge_paid(100 * MS, S);
+        }
+        assert_eq!(unpriced.host(), None);
     }
 
     #[test]

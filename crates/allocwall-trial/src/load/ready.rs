@@ -100,8 +100,8 @@ fn seen(error: &io::Error) -> String {
     }
 }
 
-/// Polls until the server is ready, and returns the time that it took. `pause`: between two polls. `ended` returns how the started command ended, if it did:
-/// then the wait ends at once.
+/// Polls until the server is ready, and returns the time that it took. `pause`: between two polls. `ended` returns how the started
+/// command ended, if it did: then the wait ends at once.
 ///
 /// # Errors
 /// `Refused`, with the last observation: `timeout` passed, the command ended, or `stop` was set.

@@ -25,7 +25,7 @@ const LARGEST: f64 = 10.0;
 
 #[derive(clap::Args)]
 #[command(
-    after_help = "A block runs every arm once and the first arm, glibc's malloc, twice, in random order. Each run is a new process.\n\
+    after_help = "A block runs every arm once and the first arm twice, in random order. Each run is a new process.\n\
                   A claim holds here, or does not, if its whole 95 % interval says so; else it can't be tested here.\n\
                   Each claim is judged by itself: of many, some are judged wrongly by chance.\n\
                   Exit status: 0 measured, 1 could not measure, 2 usage error."
