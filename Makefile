@@ -5,7 +5,7 @@ CARGO ?= cargo
 NIGHTLY ?= nightly
 BINARY := target/release/allocwall
 
-.PHONY: demo test fuzz faults lab models miri tsan wheel python-test python-reliability bench trial-accuracy accuracy owners collectors verdicts build
+.PHONY: demo test fuzz faults lab models miri tsan wheel python-test python-reliability bench trial-accuracy accuracy owners collectors experiments verdicts build
 
 ## Diagnoses a Python service with a known wall, under load. Under a minute after the build.
 demo: build
@@ -104,6 +104,16 @@ owners: build
 collectors: build
 	@tools/need.sh python3=python3
 	benches/collector_accounts.py --binary $(BINARY)
+
+## All experiments from published accounts, and the page of their results: docs/experiments-results.md. Some hours; an hour and a
+## quarter with BENCH="--blocks 6" (options of `allocwall bench all`) on two CPUs, of which rss-climb takes half. Needs a quiet machine;
+## some experiments need root. If one fails, the page stays as it was; the last line below writes it from the others.
+experiments: build
+	@tools/need.sh python3=python3
+	rm -rf target/experiments/charts
+	mkdir -p target/experiments
+	$(BINARY) bench all -o target/experiments/results.json --charts target/experiments/charts $(BENCH)
+	benches/experiments_page.py target/experiments/results.json target/experiments/charts
 
 build:
 	@tools/need.sh cc=build-essential c++=build-essential

@@ -1,5 +1,6 @@
 //! The bill and the walls of an arm, from the JSON document of a diagnosis of one of its runs.
 
+use super::claims::is_its_own;
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::units::{Absence, Interval, Measured, Reason};
 use serde_json::Value;
@@ -50,13 +51,14 @@ impl Walls {
         }
     }
 
-    /// Whether the first wall is one of these.
+    /// Whether the first wall is one of these. Of the others, those that other processes or the load cause don't count.
     ///
     /// # Errors
     /// None of them was found, and one was not measured.
     pub fn first_is(&self, walls: &[Wall]) -> Measured<bool> {
         let is_one = |key: &String| walls.iter().any(|wall| wall.key() == key);
-        if self.found.first().is_some_and(is_one) {
+        let first = self.found.iter().find(|&key| is_one(key) || is_its_own(key));
+        if first.is_some_and(is_one) {
             return Ok(true);
         }
         let unmeasured = walls.iter().find_map(|wall| Some((wall, self.open.get(wall.key())?)));
@@ -176,6 +178,22 @@ mod tests {
         assert_eq!(walls.first_is(&[Wall::MapChurn, Wall::Numa]), Ok(false));
         assert_eq!(Walls::of(&json!([])), Walls::default());
         assert_eq!(Walls::default().first_is(&[Wall::Numa]), Ok(false));
+    }
+
+    #[test]
+    fn a_wall_that_other_processes_cause_is_not_the_first_unless_it_is_asked_for() {
+        let of = |found: &[Wall]| {
+            let found = found.iter().map(|wall| wall.key().to_owned()).collect();
+            Walls { found, ..Walls::default() }
+        };
+        let disturbed = of(&[Wall::Steal, Wall::RunQueue, Wall::FirstTouch, Wall::MapChurn]);
+        assert_eq!(disturbed.first_is(&[Wall::FirstTouch]), Ok(true));
+        assert_eq!(disturbed.first_is(&[Wall::MapChurn]), Ok(false));
+        assert_eq!(of(&[Wall::Steal, Wall::CgroupThrottling]).first_is(&[Wall::CgroupThrottling]), Ok(true));
+        // A wall of its own comes first.
+        let own = of(&[Wall::FirstTouch, Wall::CgroupThrottling]);
+        assert_eq!(own.first_is(&[Wall::CgroupThrottling]), Ok(false));
+        assert_eq!(of(&[Wall::Steal]).first_is(&[Wall::FirstTouch]), Ok(false));
     }
 
     #[test]

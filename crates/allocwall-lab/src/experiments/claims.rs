@@ -9,6 +9,22 @@ use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::units::{Interval, Measured};
 use allocwall_trial::Unit;
 
+/// Names for one cause: any of them counts.
+pub type AnyWall = &'static [Wall];
+
+pub fn any_of(walls: AnyWall) -> String {
+    walls.iter().map(|wall| wall.title()).collect::<Vec<_>>().join(" or ")
+}
+
+/// Walls that other processes or the load cause. They are no wall of the arm's own.
+const NOT_ITS_OWN: [Wall; 6] =
+    [Wall::CgroupThrottling, Wall::Steal, Wall::RunQueue, Wall::Waiting, Wall::Disk, Wall::Network];
+
+/// Whether this wall, by its stable name, is one that an arm can have by itself.
+pub fn is_its_own(wall: &str) -> bool {
+    NOT_ITS_OWN.iter().all(|other| other.key() != wall)
+}
+
 /// A published statement. It holds here if all tests are passed; it does not hold if one is failed. Where a condition is not met it
 /// cannot be tested: nothing prevents a collapse that does not happen.
 pub struct Claim {
@@ -35,8 +51,8 @@ pub enum Quantity {
     Bill { line: CostClass, arm: &'static str },
     /// A wait in an arm's bill, as a share of the time of all its threads.
     Wait { line: WaitClass, arm: &'static str },
-    /// Whether the verdict on an arm names one of these walls first: 1, or 0.
-    FirstWall { any: &'static [Wall], arm: &'static str },
+    /// Whether the verdict on an arm names one of these walls first: 1, or 0. Others that are not its own don't count.
+    FirstWall { any: AnyWall, arm: &'static str },
     /// What a series of windows over a run of an arm says.
     Series { fact: Fact, arm: &'static str },
 }
@@ -163,10 +179,11 @@ impl Quantity {
             Quantity::Wait { line, arm } => {
                 format!("{}, as a share of the threads' time in the bill of {arm}", line.title())
             }
-            Quantity::FirstWall { any, arm } => {
-                let walls: Vec<&str> = any.iter().map(|wall| wall.title()).collect();
-                format!("whether the verdict on {arm} names {} first (1: yes, 0: no)", walls.join(" or "))
-            }
+            Quantity::FirstWall { any, arm } => format!(
+                "whether the verdict on {arm} names {} first, without other walls that other processes or the load cause \
+                 (1: yes, 0: no)",
+                any_of(any)
+            ),
             Quantity::Series { fact, arm } => format!("{}, {arm}", fact.title()),
         }
     }

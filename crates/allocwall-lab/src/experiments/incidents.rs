@@ -6,6 +6,7 @@ mod service;
 
 use super::claims::{Bound, Claim, Quantity, Test};
 use super::task::{Outcome, Spec, Task, percentile};
+use super::throttle::throttled;
 use super::{Arm, Chart, Experiment, Figure, JEMALLOC, Lines, MIMALLOC, Settings};
 use crate::workloads::interference::Quota;
 use crate::workloads::process;
@@ -54,6 +55,7 @@ const P50: &str = "p50_ns";
 const P99: &str = "p99_ns";
 const RATE: &str = "requests_per_s";
 const START: &str = "start_s";
+const PERIODS: &str = "throttled_periods_per_s";
 
 const MEDIAN: Figure = Figure::lower(P50, "a request, p50", Unit::Ns);
 const TAIL: Figure = Figure::lower(P99, "a request, p99", Unit::Ns);
@@ -70,12 +72,18 @@ const TIMES: &[Chart] = &[Chart {
     lines: Lines::Distribution(&["requests"]),
 }];
 
-/// The verdict on the broken service names one of these walls first, and that on the mended one does not.
+/// The verdict on the broken service names one of these walls first.
+const fn names(any: &'static [Wall]) -> Test {
+    Test { what: Quantity::FirstWall { any, arm: BROKEN }, is: Bound::Above(0.5) }
+}
+
+/// The verdict on the mended service does not.
+const fn names_no(any: &'static [Wall]) -> Test {
+    Test { what: Quantity::FirstWall { any, arm: MENDED }, is: Bound::Below(0.5) }
+}
+
 const fn named(any: &'static [Wall]) -> [Test; 2] {
-    [
-        Test { what: Quantity::FirstWall { any, arm: BROKEN }, is: Bound::Above(0.5) },
-        Test { what: Quantity::FirstWall { any, arm: MENDED }, is: Bound::Below(0.5) },
-    ]
+    [names(any), names_no(any)]
 }
 
 /// p99 of an arm as a multiple of that of the broken service.
@@ -104,13 +112,7 @@ pub const MANIFEST_REWRITE: Experiment = Experiment {
         Claim {
             says: "The allocator is the wall: 41 % of CPU is in glibc's malloc and free.",
             tests: &[
-                Test {
-                    what: Quantity::FirstWall {
-                        any: &[Wall::CallRate, Wall::AllocatorCode, Wall::AllocatorContention],
-                        arm: BROKEN,
-                    },
-                    is: Bound::Above(0.5),
-                },
+                names(&[Wall::CallRate, Wall::AllocatorCode, Wall::AllocatorContention]),
                 // Half of the published share.
                 Test {
                     what: Quantity::Bill { line: CostClass::AllocatorCode, arm: BROKEN },
@@ -216,20 +218,27 @@ pub const NUMA_AFTER_UPGRADE: Experiment = Experiment {
 pub const THROTTLED: Experiment = Experiment {
     name: QUOTA,
     summary: "incident: a service that needs less than its CPU quota on average, and more of it at once",
-    about: "A service in C computes 5 ms for each request. Eight requests are due every 160 ms, for two connections: 25 % of a CPU. Times \
-            are from when a request was due. `broken` is in a cgroup with a quota of 30 % of a CPU, 30 ms in each period of 100 ms; \
-            `mended` is in none. Needs root, a CPU cgroup that can be written to, and a C compiler.",
+    about: "A service in C computes 5 ms for each request. Eight requests are due every 160 ms, for two connections: 25 % of a CPU. A run \
+            has 200 requests, with --quick 32. Times are from when a request was due. `broken` is in a cgroup with a quota of 30 % of \
+            a CPU, 30 ms in each period of 100 ms; `mended` is in none. Needs root, a CPU cgroup that can be written to, and a C \
+            compiler.",
     // The mended one first: it can run where no quota can be set.
     arms: &[ARMS[1], ARMS[0]],
-    figures: &[MEDIAN, TAIL, CPU],
+    figures: &[
+        MEDIAN,
+        Figure::lower(P99, "a request, p99 (with --quick the slowest of a run's 32)", Unit::Ns),
+        CPU,
+        Figure::lower(PERIODS, "throttled periods (nr_throttled)", Unit::PerSecond),
+    ],
     claims: &[
         Claim {
             says: "The CPU quota of the cgroup is the wall. Without a quota it is not.",
-            tests: &named(&[Wall::CgroupThrottling]),
+            tests: &[FREE, names(&[Wall::CgroupThrottling]), names_no(&[Wall::CgroupThrottling])],
         },
         Claim {
             says: "It makes pauses of 10 to 80 ms, which nothing in the process explains: the tail grows, the CPU time does not.",
             tests: &[
+                FREE,
                 Test {
                     what: Quantity::Ratio { figure: P99, arm: BROKEN, to: MENDED },
                     is: Bound::Above(1.5),
@@ -245,6 +254,10 @@ pub const THROTTLED: Experiment = Experiment {
     check: Some(check_quota),
     run: measure,
 };
+
+/// No quota of another cgroup throttles the mended service: a container can have one.
+const FREE: Test =
+    Test { what: Quantity::Value { figure: PERIODS, arm: MENDED }, is: Bound::Given(&Bound::Below(0.5)) };
 
 /// Requests that fill the cache of a new worker, and the size of this cache.
 const COLD_REQUESTS: u64 = 1_000;
@@ -281,10 +294,10 @@ fn check_maps(_: &Arm, _: &Settings) -> Measured<()> {
 }
 
 fn check_cold(_: &Arm, _: &Settings) -> Measured<()> {
+    source(COLD)?.built()?;
     // Where it is not known how much is free, a run that takes too much fails.
     let free = memory::headroom(&Machine::live()).unwrap_or(u64::MAX);
-    fits("the cache", CACHE_BYTES, free)?;
-    source(COLD)?.built().map(drop)
+    fits("the cache", CACHE_BYTES, free)
 }
 
 fn check_nodes(_: &Arm, _: &Settings) -> Measured<()> {
@@ -299,13 +312,14 @@ fn check_quota(arm: &Arm, _: &Settings) -> Measured<()> {
     source(QUOTA)?.built().map(drop)
 }
 
-/// Whether it leaves half of the free memory to others.
+/// Whether it leaves half of the available memory to others.
 fn fits(what: &str, needed: u64, free: u64) -> Measured<()> {
     if needed <= free / 2 {
         return Ok(());
     }
     let [needed, free] = [needed, free].map(|bytes| bytes >> 20);
-    Err(Absence::new(Reason::TooCostly, format!("{what} takes {needed} MiB, and {free} MiB are free")))
+    let why = format!("{what} takes {needed} MiB, more than half of the {free} MiB that are available");
+    Err(Absence::new(Reason::TooCostly, why))
 }
 
 pub(super) fn nodes() -> Measured<[u32; 2]> {
@@ -317,7 +331,7 @@ pub(super) fn nodes() -> Measured<[u32; 2]> {
 pub(super) fn nodes_with_room() -> Measured<[u32; 2]> {
     let nodes = nodes()?;
     for node in nodes {
-        let free = topology::free_bytes(Path::new("/sys"), node)?;
+        let free = topology::available_bytes(Path::new("/sys"), node)?;
         fits(&format!("the table on node {node}"), JUDGED_BYTES, free)?;
     }
     Ok(nodes)
@@ -369,6 +383,11 @@ fn at_once(requests: u64) -> impl Fn() -> Option<u64> + Sync {
     move || (sent.fetch_add(1, Relaxed) < requests).then(monotonic_ns)
 }
 
+/// How long groups of requests are sent. A run of few groups would not show a tail. A recorder ends its run itself.
+fn length_s(spec: &Spec) -> f64 {
+    if spec.announce { spec.timed_s } else { (4.0 * spec.timed_s).clamp(0.5, 4.0) }
+}
+
 /// Times of requests in groups, in ns since the start.
 fn groups(length_s: f64) -> Vec<u64> {
     let length_ns = (length_s * 1e9) as u64;
@@ -382,8 +401,7 @@ fn measure(task: &Task) -> anyhow::Result<Outcome> {
     let experiment = spec.experiment.as_str();
     let program = source(experiment).and_then(Source::built).map_err(missing)?;
     let options = options(spec).map_err(missing)?;
-    // A run of few groups would not show a tail. A recorder ends its run itself.
-    let length_s = if spec.announce { spec.timed_s } else { (4.0 * spec.timed_s).clamp(0.5, 4.0) };
+    let length_s = length_s(spec);
     let quota = (experiment == QUOTA && spec.variant == BROKEN)
         .then(|| {
             // Its cgroup must be removed if a recorder ends it early.
@@ -400,7 +418,8 @@ fn measure(task: &Task) -> anyhow::Result<Outcome> {
         clients.run(&at_once(WARM_UP * connections as u64))?;
     }
 
-    let before = service.spent()?;
+    // The service is in the cgroup of this process.
+    let (before, throttled_before) = (service.spent()?, throttled());
     let meter = task.begin()?;
     let while_timed = || (!meter.over()).then(monotonic_ns);
     let times = match experiment {
@@ -418,6 +437,7 @@ fn measure(task: &Task) -> anyhow::Result<Outcome> {
     };
     let mut counts = meter.finish(times.count());
     let after = service.spent()?;
+    let periods = throttled_before.and_then(|(before, _)| Ok(throttled()?.0.saturating_sub(before)));
     // The service ends before its cgroup.
     drop(service);
     drop(quota);
@@ -428,17 +448,23 @@ fn measure(task: &Task) -> anyhow::Result<Outcome> {
         (P99, Ok(percentile(&times, 0.99)?)),
         (RATE, Ok(times.count() as f64 / counts.seconds.max(1e-9))),
         (START, Ok(start_s)),
+        (PERIODS, periods.map(|periods| periods as f64 / counts.seconds.max(1e-9))),
     ];
     Ok(Outcome::of(counts, figures).timed([("requests", times)]))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::EXPERIMENTS;
     use super::super::bill::Walls;
     use super::super::claims::{Judgement, judge};
     use super::super::testing::results;
+    use super::super::{EXPERIMENTS, QUICK_SCALE};
     use super::*;
+
+    fn spec(experiment: &str, variant: &str, announce: bool) -> Spec {
+        let (experiment, variant) = (experiment.into(), variant.into());
+        Spec { experiment, variant, seed: 1, scale: 1.0, timed_s: 1.0, announce }
+    }
 
     #[test]
     fn each_incident_has_a_service_with_its_options_and_is_described() {
@@ -453,17 +479,9 @@ mod tests {
         assert!(!is_one("throttle") && !is_one(""));
         // Only the options that a service has.
         for (experiment, option) in [(MANIFEST, "--arena"), (MAPS, "--keep"), (COLD, "--warm")] {
-            let spec = |variant: &str, announce| Spec {
-                experiment: experiment.into(),
-                variant: variant.into(),
-                seed: 1,
-                scale: 1.0,
-                timed_s: 1.0,
-                announce,
-            };
-            assert_eq!(options(&spec(MENDED, true)).unwrap(), [option]);
+            assert_eq!(options(&spec(experiment, MENDED, true)).unwrap(), [option]);
             assert!(source(experiment).unwrap().text.contains(&format!("\"{option}\"")));
-            assert!(options(&spec(BROKEN, false)).unwrap().is_empty());
+            assert!(options(&spec(experiment, BROKEN, false)).unwrap().is_empty());
         }
     }
 
@@ -487,6 +505,11 @@ mod tests {
     fn requests_are_due_in_groups_or_at_once() {
         let due = groups(0.5);
         assert_eq!((due.len(), due[0], due[GROUP], due[4 * GROUP - 1]), (4 * GROUP, 0, GAP_NS, 3 * GAP_NS));
+        let requests =
+            |scale: f64| groups(length_s(&Spec { timed_s: scale, ..spec(QUOTA, BROKEN, false) })).len();
+        // The title of the figure has the number of a quick run, whose p99 is its maximum; that of a full run is not.
+        assert_eq!((requests(QUICK_SCALE), requests(1.0)), (32, 200));
+        assert!(THROTTLED.figures[1].title.contains(" 32"));
         // Less CPU time than the quota on average, and more in one period of 100 ms.
         let work_ns = GROUP as f64 * 5e6;
         assert!(work_ns / (GAP_NS as f64) < CPUS && work_ns > CPUS * 1e8);
@@ -512,6 +535,8 @@ mod tests {
         let lock = Wall::AddressSpaceLock;
         let cured = judged((24e6, &[lock, Wall::FirstTouch]), (9e6, &[Wall::FirstTouch]));
         assert_eq!(cured, [Holds, Holds]);
+        // Walls that other processes cause are not counted.
+        assert_eq!(judged((24e6, &[Wall::Steal, lock]), (9e6, &[Wall::RunQueue])), [Holds, Holds]);
         // The wall is only the second one, or stays; and p99 falls by a tenth.
         assert_eq!(judged((24e6, &[Wall::FirstTouch, lock]), (9e6, &[])), [DoesNotHold, Holds]);
         assert_eq!(judged((24e6, &[lock]), (22e6, &[lock])), [DoesNotHold, DoesNotHold]);
@@ -520,5 +545,29 @@ mod tests {
             judge(&results(&MAP_LOCK, 6, &[(BROKEN, vec![(P99, 24e6)]), (MENDED, vec![(P99, 9e6)])]));
         assert!(matches!(&without[0].judgement, CannotTest(why) if why.contains("no bill")));
         assert_eq!(without[1].judgement, Holds);
+    }
+
+    #[test]
+    fn a_quota_of_the_service_is_told_from_one_of_the_container_around_it() {
+        use Judgement::{CannotTest, DoesNotHold, Holds};
+        // Throttled periods of the mended service in a second, and the walls of both.
+        let judged = |periods: f64, broken: &[Wall], mended: &[Wall]| {
+            let of = |p99: f64, periods: f64| vec![(P99, p99), (CPU.key, 5e6), (PERIODS, periods)];
+            let arms = [(MENDED, of(10e6, periods)), (BROKEN, of(80e6, 6.0))];
+            let mut results = results(&THROTTLED, 6, &arms);
+            for (arm, walls) in [(0, mended), (2, broken)] {
+                let found = walls.iter().map(|wall| wall.key().to_owned()).collect();
+                results.walls.insert(arm, Walls { found, ..Walls::default() });
+            }
+            judge(&results).into_iter().map(|judged| judged.judgement).collect::<Vec<_>>()
+        };
+        let quota = Wall::CgroupThrottling;
+        assert_eq!(judged(0.0, &[quota, Wall::Waiting], &[Wall::Waiting]), [Holds, Holds]);
+        assert_eq!(judged(0.0, &[Wall::Waiting], &[Wall::Waiting]), [DoesNotHold, Holds]);
+        let around = judged(5.0, &[quota], &[quota]);
+        assert!(
+            around.iter().all(|judged| matches!(judged, CannotTest(why) if why.contains("nr_throttled"))),
+            "{around:?}"
+        );
     }
 }

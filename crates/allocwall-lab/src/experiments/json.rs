@@ -39,6 +39,7 @@ fn experiment(results: &Results) -> Value {
             "figure": figure.key,
             "title": figure.title,
             "unit": figure.unit.key(),
+            "printed": figure.printed,
         })),
         "arms": results.shown().map(|arm| self::arm(results, arm)).collect::<Vec<_>>(),
         "left_out": list(&results.left_out, |left_out| json!({ "arm": left_out.arm, "why": left_out.why })),

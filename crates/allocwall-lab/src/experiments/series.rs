@@ -1,16 +1,13 @@
 //! A series of windows over one run of an arm: what its first window says by itself, and what all of them say. From the JSON document of
 //! `allocwall diagnose --repeat`.
 
+use super::claims::{AnyWall, any_of, is_its_own};
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::units::{Absence, Interval, Measured, Reason};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::time::Duration;
-
-/// Walls that other processes or the load cause.
-const NOT_ITS_OWN: [Wall; 6] =
-    [Wall::CgroupThrottling, Wall::Steal, Wall::RunQueue, Wall::Waiting, Wall::Disk, Wall::Network];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
@@ -61,19 +58,19 @@ pub struct Series {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lasting {
     pub wall: String,
-    /// The start of the first window of these in which it lasts, as a part of the length of the series.
+    /// From the start of the first window to that of the first one in which it lasts, as a part of the length of the series.
     pub since: f64,
 }
 
 /// What a claim can be about. Yes is 1, no is 0.
 #[derive(Clone, Copy, Debug)]
 pub enum Fact {
-    /// The first window by itself finds this wall.
-    First(Wall),
-    /// The series finds it.
-    Lasts(Wall),
-    /// Since which part of the series it lasts.
-    Since(Wall),
+    /// The first window by itself finds one of these walls.
+    First(AnyWall),
+    /// The series finds one.
+    Lasts(AnyWall),
+    /// Since which part of the series the first of them lasts.
+    Since(AnyWall),
     /// The number of walls that the series finds, without those that other processes or the load cause.
     Walls,
 }
@@ -100,10 +97,11 @@ impl Series {
             findings.map(|finding| (text(&finding["wall"]), text(&finding["status"]))).collect()
         };
         let length_s = (every_s * planned as f64).max(f64::MIN_POSITIVE);
+        let first_s = first["at_s"].as_f64().unwrap_or(0.0);
         let lasting = |wall: &Value| Lasting {
             wall: text(&wall["wall"]),
             // Without a span it is a wall of all windows together.
-            since: wall["spans"][0]["from_s"].as_f64().unwrap_or(0.0) / length_s,
+            since: wall["spans"][0]["from_s"].as_f64().map_or(0.0, |from_s| from_s - first_s) / length_s,
         };
         let quantities = document["quantities"].as_array().into_iter().flatten();
         Ok(Series {
@@ -116,35 +114,40 @@ impl Series {
     }
 
     pub fn fact(&self, fact: Fact) -> Measured<Interval> {
-        let lasting = |wall: Wall| self.lasting.iter().find(|lasting| lasting.wall == wall.key());
-        let yes = |is: bool| Interval::exact(f64::from(u8::from(is)));
-        let unmeasured = |window: &BTreeMap<String, String>, wall: Wall| {
-            window.get(wall.key()).is_none_or(|status| status == "not_measured")
+        let lasting = |walls: AnyWall| {
+            self.lasting.iter().filter(move |one| walls.iter().any(|wall| wall.key() == one.wall))
         };
-        let unknown =
-            |wall: Wall| Absence::new(Reason::NotPermitted, format!("{} was not measured", wall.title()));
+        let yes = |is: bool| Interval::exact(f64::from(u8::from(is)));
+        let measured = |window: &BTreeMap<String, String>, walls: AnyWall| {
+            walls.iter().any(|wall| window.get(wall.key()).is_some_and(|status| status != "not_measured"))
+        };
+        let unknown = |walls: AnyWall| {
+            Absence::new(Reason::NotPermitted, format!("{} was not measured", any_of(walls)))
+        };
         match fact {
-            Fact::First(wall) => match self.windows.first() {
-                Some(first) if !unmeasured(first, wall) => Ok(yes(first[wall.key()] == "wall")),
-                _ => Err(unknown(wall)),
-            },
-            Fact::Lasts(wall) => {
-                let missing = self.windows.iter().filter(|window| unmeasured(window, wall)).count();
-                match lasting(wall) {
-                    None if 2 * missing > self.windows.len() => Err(unknown(wall)),
-                    found => Ok(yes(found.is_some())),
+            Fact::First(walls) => match self.windows.first() {
+                Some(first) if measured(first, walls) => {
+                    let is_wall = |wall: &Wall| first.get(wall.key()).is_some_and(|status| status == "wall");
+                    Ok(yes(walls.iter().any(is_wall)))
                 }
+                _ => Err(unknown(walls)),
+            },
+            Fact::Lasts(walls) => {
+                let missing = self.windows.iter().filter(|window| !measured(window, walls)).count();
+                let found = lasting(walls).next().is_some();
+                if !found && 2 * missing > self.windows.len() { Err(unknown(walls)) } else { Ok(yes(found)) }
             }
-            Fact::Since(wall) => {
+            Fact::Since(walls) => {
                 let none = || {
-                    let detail = format!("{} does not last in this series", wall.title());
+                    let detail = format!("{} does not last in this series", any_of(walls));
                     Absence::new(Reason::NotApplicable, detail)
                 };
-                lasting(wall).map(|lasting| Interval::exact(lasting.since)).ok_or_else(none)
+                let first = lasting(walls).map(|one| one.since).reduce(f64::min);
+                first.map(Interval::exact).ok_or_else(none)
             }
             Fact::Walls => {
-                let own = |lasting: &&Lasting| NOT_ITS_OWN.iter().all(|wall| wall.key() != lasting.wall);
-                Ok(Interval::exact(self.lasting.iter().filter(own).count() as f64))
+                let own = self.lasting.iter().filter(|lasting| is_its_own(&lasting.wall));
+                Ok(Interval::exact(own.count() as f64))
             }
         }
     }
@@ -163,10 +166,10 @@ impl Series {
 impl Fact {
     pub fn title(self) -> String {
         match self {
-            Fact::First(wall) => format!("the first window finds {} (1) or not (0)", wall.title()),
-            Fact::Lasts(wall) => format!("the series finds {} (1) or not (0)", wall.title()),
-            Fact::Since(wall) => format!("the part of the series after which {} lasts", wall.title()),
-            Fact::Walls => "walls that last, without those that other processes cause".to_owned(),
+            Fact::First(walls) => format!("the first window finds {} (1) or not (0)", any_of(walls)),
+            Fact::Lasts(walls) => format!("the series finds {} (1) or not (0)", any_of(walls)),
+            Fact::Since(walls) => format!("the part of the series after which {} lasts", any_of(walls)),
+            Fact::Walls => "walls that last, without those that other processes or the load cause".to_owned(),
         }
     }
 }
@@ -178,13 +181,14 @@ pub mod tests {
 
     /// Six windows, of which those from this one on have the wall; None: no window has it.
     pub fn document(wall: Wall, from: Option<usize>) -> Value {
+        let at_s = |nth: usize| 0.5 + 10.0 * nth as f64;
         let window = |nth: usize| {
             let status = if from.is_some_and(|from| nth >= from) { "wall" } else { "ruled_out" };
             let findings = json!([{ "wall": wall.key(), "status": status }]);
-            json!({ "sentence": format!("Window {nth}."), "findings": findings })
+            json!({ "at_s": at_s(nth), "sentence": format!("Window {nth}."), "findings": findings })
         };
         let walls: Vec<Value> = from
-            .map(|from| json!({ "wall": wall.key(), "spans": [{ "from_s": 10.0 * from as f64 }] }))
+            .map(|from| json!({ "wall": wall.key(), "spans": [{ "from_s": at_s(from) }] }))
             .into_iter()
             .collect();
         let change = if from.is_some() { "rose" } else { "steady" };
@@ -200,10 +204,11 @@ pub mod tests {
     }
 
     const WALL: Wall = Wall::AllocatorContention;
+    const WALLS: AnyWall = &[WALL, Wall::AllocatorCode];
 
     fn facts(document: &Value) -> [Measured<f64>; 4] {
         let series = Series::of(document).unwrap();
-        [Fact::First(WALL), Fact::Lasts(WALL), Fact::Since(WALL), Fact::Walls]
+        [Fact::First(WALLS), Fact::Lasts(WALLS), Fact::Since(WALLS), Fact::Walls]
             .map(|fact| series.fact(fact).map(|interval| interval.point))
     }
 
@@ -221,6 +226,9 @@ pub mod tests {
         let [first, lasts, since, walls] = facts(&document(WALL, None));
         assert_eq!((first, lasts, walls), (Ok(0.0), Ok(0.0), Ok(0.0)));
         assert_eq!(since.unwrap_err().reason, Reason::NotApplicable);
+        // Another name for the cause counts, and another wall does not.
+        assert_eq!(facts(&document(Wall::AllocatorCode, Some(3)))[..3], [Ok(0.0), Ok(1.0), Ok(0.5)]);
+        assert!(facts(&document(Wall::Tlb, Some(3)))[..3].iter().all(|fact| *fact != Ok(1.0)));
         // A wall that other processes cause is none of its own.
         let queue = Series::of(&document(Wall::RunQueue, Some(3))).unwrap();
         assert_eq!(queue.fact(Fact::Walls), Ok(Interval::exact(0.0)));
@@ -246,7 +254,7 @@ pub mod tests {
     #[test]
     fn a_quick_series_is_short_and_can_be_judged() {
         for plan in [Plan::FULL, Plan::QUICK] {
-            // What grows is judged from five windows on.
+            // A trend is judged from five windows on, and a wall lasts in two.
             assert!(plan.windows >= 5 && plan.window <= plan.every);
         }
         assert!(

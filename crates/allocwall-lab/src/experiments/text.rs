@@ -86,7 +86,8 @@ fn rows(page: &mut Page, results: &Results, figure: &Figure) {
             let times = number(&ratio);
             if arm == 0 { format!("itself {times}") } else { times }
         });
-        page.line(&format!("    {}{}{}", left(name, NAME), right(&value, VALUE), right(&ratio, RATIO)));
+        // The space is there for a value that is wider than its column.
+        page.line(&format!("    {}{} {}", left(name, NAME), right(&value, VALUE), right(&ratio, RATIO - 1)));
     }
 }
 

@@ -171,7 +171,7 @@ impl Served {
 }
 
 /// Periods in which the quota was used up, and throttled time in ns, so far.
-fn throttled() -> Measured<(u64, u64)> {
+pub(super) fn throttled() -> Measured<(u64, u64)> {
     let tick = CgroupFs::live()?.group_of(std::process::id() as i32)?.tick()?;
     Ok((tick.throttled_periods, tick.throttled_ns))
 }

@@ -163,10 +163,11 @@ pub fn glibc() -> anyhow::Result<Calls> {
         !library.is_null(),
         "the load is measured with glibc's malloc, but this program has no libc.so.6"
     );
+    // By glibc's own names: a look-up of `malloc` would be in the loader's log, as if the library used its own malloc for its calls.
     // SAFETY: an open library and a string with its end. The search begins in the library itself, not in what was preloaded.
     let find = |name: &CStr| unsafe { libc::dlsym(library, name.as_ptr()) };
-    let (malloc, free) = (find(c"malloc"), find(c"free"));
-    ensure!(!malloc.is_null() && !free.is_null(), "libc.so.6 has no malloc");
+    let (malloc, free) = (find(c"__libc_malloc"), find(c"__libc_free"));
+    ensure!(!malloc.is_null() && !free.is_null(), "libc.so.6 has no __libc_malloc");
     // SAFETY: these are the types of malloc(3) and free(3).
     Ok(unsafe {
         Calls {
