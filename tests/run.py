@@ -70,7 +70,12 @@ STEPS = [
     Step("hostile scripts", **unittests("tests/hostile")),
     Step("faults scripts", **unittests("tests/faults")),
     Step("expectations", **unittests(REAL, "test_expectations", "test_evidence")),
-    Step("benches", **unittests("benches", "test_overhead", "test_trial_accuracy", "test_prediction_accuracy", "test_rebuild_python")),
+    Step(
+        "benches",
+        **unittests(
+            "benches", "test_overhead", "test_trial_accuracy", "test_prediction_accuracy", "test_rebuild_python", "test_experiments_page"
+        ),
+    ),
     Step("models", ["make", "models"]),
     # Miri uses only one core, so the others build at the same time. The output of each target stays together.
     Step("nightly", ["make", "-j2", "--output-sync=target", "miri", "tsan", "fuzz"], ci=True),

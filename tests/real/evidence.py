@@ -3,6 +3,7 @@
 Shares of time differ from machine to machine, so no fixed share is expected. The expectation follows from the same run.
 """
 
+import itertools
 import math
 import re
 import subprocess
@@ -26,7 +27,9 @@ LIBC = re.compile(r"/libc[.-][^/]*$")
 # The kernel's own allocator; what it may be called for; and where its time counts for the process that starts or ends.
 SLAB = re.compile(r"_*(kmem_cache_(alloc|free)|kv?malloc|kv?free(_skb|_sensitive|$)|(alloc|consume)_skb|skb_release|d_(alloc|free)($|_pseudo))")
 SOCKETS = re.compile(r"_*(sock|unix|tcp|udp)_")
-INTERRUPT = re.compile(r"sysvec_|common_interrupt")
+INTERRUPT = re.compile(r"sysvec_|common_interrupt|rcu_do_batch")
+# What a thread does for itself at the end of an interrupt.
+OWN_WORK = re.compile(r"task_work_run|exit_to_user_mode")
 PROCESS = re.compile(r"copy_process|do_exit|execve|mmput")
 
 # A pause in the collector's own log, in milliseconds.
@@ -98,13 +101,17 @@ def group(stack):
 
 
 def in_slab(kernel):
-    """Whether the kernel's own allocator is the innermost of these functions (leaf first), and not for a process that starts or ends."""
+    """Whether the kernel's own allocator is the innermost of these functions (leaf first), and neither for a process that starts or ends
+    nor in an interrupt, which frees the objects of any process."""
     if any(PROCESS.search(symbol) for symbol in kernel):
+        return False
+    own = itertools.takewhile(lambda symbol: not OWN_WORK.search(symbol), kernel)
+    if any(INTERRUPT.search(symbol) for symbol in own):
         return False
     for symbol in kernel:
         if SLAB.match(symbol):
             return True
-        if SOCKETS.match(symbol) or INTERRUPT.search(symbol):
+        if SOCKETS.match(symbol):
             return False
     return False
 

@@ -43,15 +43,17 @@ class Stacks(unittest.TestCase):
 
         for stack in (
             "___slab_alloc kmem_cache_alloc_noprof sk_prot_alloc unix_create1 __sys_socketpair",
-            "__slab_free __kmem_cache_free_bulk.part.0 rcu_free_sheaf rcu_do_batch asm_sysvec_apic_timer_interrupt unix_create1",
             "skb_release_data kfree_skb_list_reason unix_release_sock",
             "__d_alloc d_alloc d_alloc_parallel do_faccessat",
             "kfree tty_ioctl",
+            "kmem_cache_free __fput task_work_run asm_sysvec_apic_timer_interrupt",
         ):
             self.assertEqual(of(stack), "kernel slab", stack)
         for stack in (
             "unix_create1 __sys_socketpair",
             "sock_wfree skb_release_head_state consume_skb",
+            "__slab_free __kmem_cache_free_bulk.part.0 rcu_free_sheaf rcu_do_batch asm_sysvec_apic_timer_interrupt unix_create1",
+            "kfree rcu_do_batch handle_softirqs do_softirq.part.0 tcp_sendmsg",
             "update_process_times asm_sysvec_apic_timer_interrupt kmem_cache_alloc_noprof path_openat",
             "kmem_cache_alloc_noprof dup_task_struct copy_process",
             "d_alloc_parallel do_faccessat",

@@ -3,8 +3,8 @@
 
 use crate::ShellLine;
 use crate::bill::{
-    self, Bill, Classifier, GENERATED_CODE, LEAST_KNOWN, NO_CALLERS, NO_SYMBOL, NO_USER_STACK, Site, SlabUse,
-    Starts, WaitLine,
+    self, Bill, Classified, GENERATED_CODE, LEAST_KNOWN, NO_CALLERS, NO_SYMBOL, NO_USER_STACK, Site, SlabUse,
+    Starts, StorageWaits, WaitLine,
 };
 use allocwall_model::catalogue::advice;
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
@@ -38,6 +38,8 @@ pub struct Context<'a> {
     past_huge_pages: OnceCell<Interval>,
     starts: OnceCell<Starts>,
     slab: OnceCell<SlabUse>,
+    storage: OnceCell<StorageWaits>,
+    classified: OnceCell<Classified<'a>>,
 }
 
 /// Several lines of the bill as one.
@@ -96,6 +98,8 @@ impl<'a> Context<'a> {
             past_huge_pages: OnceCell::new(),
             starts: OnceCell::new(),
             slab: OnceCell::new(),
+            storage: OnceCell::new(),
+            classified: OnceCell::new(),
         }
     }
 
@@ -405,7 +409,7 @@ impl<'a> Context<'a> {
 
     /// Counts the samples whose innermost user frame is the allocator's own code.
     fn allocator_leaves(&self) -> Leaves {
-        let classifier = Classifier::new(self.recording);
+        let classifier = &self.classified().classifier;
         let mut leaves = Leaves::default();
         for sample in self.recording.samples.iter().filter(|s| s.kernel.is_none()) {
             let Some(leaf) = self.user_stack(sample.user).and_then(|s| s.frames.first()) else {
@@ -439,15 +443,21 @@ impl<'a> Context<'a> {
             .is_some_and(|m| m.role == ModuleRole::Libc)
     }
 
+    fn classified(&self) -> &Classified<'a> {
+        self.classified.get_or_init(|| Classified::of(self.recording))
+    }
+
     /// The part of the samples in map calls that malloc made.
     pub fn map_calls_by_malloc(&self) -> Measured<Interval> {
-        self.map_calls_by_malloc.get_or_init(|| bill::map_calls_by_malloc(self.recording)).clone()
+        self.map_calls_by_malloc
+            .get_or_init(|| bill::map_calls_by_malloc(self.recording, self.classified()))
+            .clone()
     }
 
     /// The part of first touch, by time, that huge pages would not change. Without samples it is 0.
     pub fn past_huge_pages(&self) -> Interval {
         *self.past_huge_pages.get_or_init(|| {
-            match Classifier::new(self.recording).touches_past_huge_pages(&self.recording.samples) {
+            match self.classified().classifier.touches_past_huge_pages(&self.recording.samples) {
                 (_, 0) => Interval::exact(0.0),
                 (past, all) => wilson(past, all),
             }
@@ -456,12 +466,20 @@ impl<'a> Context<'a> {
 
     /// How processes and threads start and end, by the samples on their line.
     pub fn starts(&self) -> Starts {
-        *self.starts.get_or_init(|| Starts::of(self.recording))
+        *self.starts.get_or_init(|| Starts::of(self.recording, self.classified()))
     }
 
     /// What the kernel's own allocator works for, by the samples on its line.
     pub fn slab(&self) -> SlabUse {
-        *self.slab.get_or_init(|| SlabUse::of(self.recording))
+        *self.slab.get_or_init(|| SlabUse::of(self.recording, self.classified()))
+    }
+
+    /// What shows that its threads wait for storage. Nothing if they do not.
+    pub fn storage(&self) -> StorageWaits {
+        *self.storage.get_or_init(|| match self.wait_point(WaitClass::Storage) > 0.0 {
+            true => StorageWaits::of(self.recording, &self.classified().classifier),
+            false => StorageWaits::default(),
+        })
     }
 
     /// Whether a process of the target forked in the window: its address space was copied.

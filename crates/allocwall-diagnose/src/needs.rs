@@ -21,7 +21,7 @@ use allocwall_model::units::{Absence, Measured, Reason};
 pub(super) const WORTH_A_SWAP: f64 = 0.05;
 
 /// What is known about a target and its machine.
-pub struct Facts<'a> {
+pub struct Facts<'a, 'r> {
     pub libc: Measured<&'a Libc>,
     /// If the program is unknown: the glibc version of the program that starts it. A machine rarely has two versions.
     pub starter_glibc: Option<&'a str>,
@@ -38,13 +38,13 @@ pub struct Facts<'a> {
     pub thp_disabled: Measured<bool>,
     pub numa_nodes: Measured<usize>,
     /// Absent for a command that has not started.
-    pub observed: Measured<Observed<'a>>,
+    pub observed: Measured<Observed<'a, 'r>>,
 }
 
 /// What only a running target shows: its settings, its threads, its bill.
 #[derive(Clone, Copy)]
-pub struct Observed<'a> {
-    ctx: &'a Context<'a>,
+pub struct Observed<'a, 'r> {
+    ctx: &'a Context<'r>,
     process: &'a Process,
     /// The walls of the target that the remedy is for.
     walls: &'a [Wall],
@@ -117,9 +117,9 @@ pub(super) fn first_unmet(ctx: &Context, remedy: &Remedy, walls: &[Wall]) -> Opt
     remedy.needs.iter().map(|need| (*need, judge(*need))).find(|(_, state)| *state != NeedState::Met)
 }
 
-impl<'a> Facts<'a> {
+impl<'a, 'r> Facts<'a, 'r> {
     /// The process that used most CPU; absent if there is no process.
-    fn of(ctx: &'a Context<'a>, walls: &'a [Wall]) -> Measured<Facts<'a>> {
+    fn of(ctx: &'a Context<'r>, walls: &'a [Wall]) -> Measured<Facts<'a, 'r>> {
         let process =
             ctx.process().ok_or_else(|| Absence::new(Reason::NotFound, "the target was not identified"))?;
         let allocator = process.allocator.as_ref();
@@ -277,14 +277,16 @@ impl<'a> Facts<'a> {
     }
 
     /// Another malloc has no effect on objects that a runtime or the program allocates itself (CPython: up to 512 bytes;
-    /// the Java, Go and V8 heaps; pools of a native program). For a runtime, or if only the call rate or the TLB asks for it, it
-    /// is offered only if malloc's own line of the bill is large, or, for the TLB, if malloc has a part of the memory.
+    /// the Java, Go and V8 heaps; pools of a native program). For a runtime, or if no wall of the memory that malloc maps and keeps
+    /// asks for it, it is offered only if malloc's own line of the bill is large, or, for the TLB, if malloc has a part of the memory.
     fn malloc_matters(&self) -> Measured<bool> {
         let Observed { ctx, walls, .. } = self.observed.clone()?;
         let slow = walls.contains(&Wall::AllocatorCode) || walls.contains(&Wall::AllocatorContention);
         let native = matches!(self.runtime, Ok(Runtime::Native));
-        let in_kernel = walls.iter().any(|wall| !matches!(wall, Wall::CallRate | Wall::Tlb));
-        if slow || native && in_kernel {
+        let maps_or_keeps = |wall: &Wall| {
+            matches!(wall, Wall::FirstTouch | Wall::MapChurn | Wall::AddressSpaceLock | Wall::Retention)
+        };
+        if slow || native && walls.iter().any(maps_or_keeps) {
             return Ok(true);
         }
         // If its part is unknown: most memory of a native program is malloc's.
@@ -399,6 +401,7 @@ fn number(value: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::computing;
     use allocwall_model::catalogue::remedies::TABLE;
 
     fn unknown<T>() -> Measured<T> {
@@ -406,7 +409,7 @@ mod tests {
     }
 
     /// A target of which nothing is known.
-    fn nothing() -> Facts<'static> {
+    fn nothing<'r>() -> Facts<'static, 'r> {
         Facts {
             libc: unknown(),
             starter_glibc: None,
@@ -472,6 +475,25 @@ mod tests {
         }
         let own = Facts { own_malloc: Ok(true), ..facts() };
         assert_eq!(own.judge(Need::Preload), NeedState::NotMet(Unmet::OwnMalloc));
+    }
+
+    #[test]
+    fn waits_for_a_disk_or_the_network_are_no_matter_of_malloc() {
+        let subject = computing();
+        let ctx = Context::new(&subject.recording, &subject.bill);
+        let native = Runtime::Native;
+        let judge = |wall: Wall| {
+            let walls = [wall];
+            let observed = Observed { ctx: &ctx, process: &subject.recording.processes[0], walls: &walls };
+            let facts = Facts { runtime: Ok(&native), observed: Ok(observed), ..nothing() };
+            facts.judge(Need::MallocMatters)
+        };
+        for wall in [Wall::Disk, Wall::Network, Wall::Waiting, Wall::KernelSlab, Wall::FileFault] {
+            assert_eq!(judge(wall), NeedState::NotMet(Unmet::NotUseful), "{wall:?}");
+        }
+        for wall in [Wall::MapChurn, Wall::AddressSpaceLock, Wall::Retention, Wall::AllocatorCode] {
+            assert_eq!(judge(wall), NeedState::Met, "{wall:?}");
+        }
     }
 
     #[test]

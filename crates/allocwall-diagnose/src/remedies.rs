@@ -81,8 +81,8 @@ pub fn treated(findings: &[Finding]) -> Vec<Wall> {
         f.wall == Wall::AllocatorCode && f.status != Status::Wall && share >= needs::WORTH_A_SWAP
     };
     // Less CPU time does not help a target that waits.
-    let has = |wall: Wall| treated.contains(&wall);
-    if findings.iter().any(many) && !has(Wall::CallRate) && !has(Wall::Waiting) {
+    let waits = |wall: &Wall| matches!(wall, Wall::Waiting | Wall::Disk | Wall::Network);
+    if findings.iter().any(many) && !treated.contains(&Wall::CallRate) && !treated.iter().any(waits) {
         treated.push(Wall::CallRate);
     }
     treated

@@ -4,12 +4,13 @@ use super::bill::stripped_runtime;
 use super::context::{Context, TopSite, count, percent, percent_interval};
 use super::judge::Judged;
 use super::remedies::{command_line, trial_of_start};
-use super::rungs::{UNCOUNTED, busiest_disk, named, rate_of_calls};
+use super::rungs::{UNCOUNTED, named, rate_of_calls, storage_place};
 use super::{Finding, Prescription, Reach, ShellLine, Status, Whole};
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
 use allocwall_model::catalogue::remedies::{self, Effect, Kind, Need, Remedy};
 use allocwall_model::catalogue::thresholds;
 use allocwall_model::catalogue::walls::Wall;
+use allocwall_model::units::{Absence, Reason};
 
 /// Longer names of call sites are cut. C++ and Rust names can have hundreds of characters.
 const LONGEST_NAME: usize = 40;
@@ -146,8 +147,18 @@ fn name(site: &str) -> String {
     if brief.chars().count() <= LONGEST_NAME {
         return brief;
     }
+    if let Some(end) = end_of_path(&brief) {
+        return format!("…{end}");
+    }
     let cut: String = brief.chars().take(LONGEST_NAME - 1).collect();
     format!("{cut}…")
+}
+
+/// The last parts of a path of modules, as many as can be shown: the function is at its end.
+fn end_of_path(brief: &str) -> Option<&str> {
+    let is_path = !brief.starts_with('<') && !brief.contains(' ');
+    let mut ends = brief.match_indices("::").map(|(at, _)| &brief[at..]);
+    ends.find(|end| is_path && end.chars().count() < LONGEST_NAME)
 }
 
 /// A C++ or Rust function without its arguments and those of its templates: `std::_Rb_tree<…>::_M_insert_unique`. They
@@ -223,9 +234,9 @@ fn wall_sentence(ctx: &Context, judged: &[Judged], wall: Wall, place: bool) -> S
             waits_for(ctx)
         ),
         Wall::Disk => {
-            let figures = ctx.recording.devices.disks.as_ref().map_or_else(|_| String::new(), busiest_disk);
+            let (wall, place) = storage_place(ctx);
             format!(
-                "The disk is the wall: threads spend {s} of their working time waiting for storage; {figures}."
+                "{wall} is the wall: threads spend {s} of their working time waiting for storage; {place}."
             )
         }
         Wall::Network => {
@@ -596,7 +607,9 @@ pub fn next_steps(
     if unpriced && remedies.iter().any(|r| r.gain.is_none()) {
         next.push(ShellLine::from(CALIBRATE));
     }
-    if ctx.recording.host.euid != 0 && findings.iter().any(|f| f.status == Status::NotMeasured) {
+    // What is not supported is not measured for root either.
+    let may_help = |missing: &Absence| missing.reason != Reason::NotSupported || missing.root_helps();
+    if ctx.recording.host.euid != 0 && findings.iter().filter_map(|f| f.missing.as_ref()).any(may_help) {
         next.push(as_root(ctx));
     }
     if let Some(process) = ctx.billed().filter(|_| wall == Some(Wall::Retention)) {
@@ -658,6 +671,7 @@ mod tests {
                 "app::apply<…>::run_all_of_them",
             ),
             ("short<int>::f(int)", "short<int>::f(int)"),
+            ("a_crate::experiments::mmap_threshold::measure", "…::experiments::mmap_threshold::measure"),
             // Python functions have a place in brackets; a method of a trait has its type there.
             ("a_function_with_a_long_name (a/long/path.py:10)", "a_function_with_a_long_name (a/long/pat…"),
             ("<alloc::vec::Vec<T> as core::clone::Clone>::clone", "<alloc::vec::Vec<T> as core::clone::Clo…"),

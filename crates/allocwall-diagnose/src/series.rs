@@ -10,7 +10,8 @@ use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::recording::Recording;
 use allocwall_model::resident::ResidentOwner;
 use allocwall_model::stats::several::{ALPHA, holm};
-use allocwall_model::stats::{median, ratio_over_blocks, trend};
+use allocwall_model::stats::trend::{self, Step};
+use allocwall_model::stats::{median, ratio_over_blocks};
 use allocwall_model::units::{Absence, Interval, Measured, Reason, count};
 
 /// A wall lasts if it is one in so many windows in a row. A window that did not measure it is skipped.
@@ -534,29 +535,56 @@ struct Taken {
     windows: Vec<usize>,
     /// Time and value.
     points: Vec<(f64, f64)>,
+    /// By more than what counts. It may be chance.
+    step: Option<Step>,
     missing: Option<Absence>,
+}
+
+/// The quantities that are tested, each for a trend and for a step.
+struct Family {
+    quantities: usize,
+    /// The fewest windows that can show a trend, and a step, among them.
+    for_a_trend: usize,
+    for_a_step: usize,
 }
 
 fn courses(windows: &[Window]) -> Vec<Course> {
     let taken: Vec<Taken> = Quantity::all().enumerate().map(|(nth, q)| Taken::of(q, nth, windows)).collect();
-    // What varies too little to matter is not tested. How much values vary says nothing about their order, so this does not bias the
-    // tests of the others.
-    let (tested, p): (Vec<usize>, Vec<f64>) = taken
-        .iter()
-        .enumerate()
-        .filter(|(_, taken)| taken.points.len() >= FEWEST && taken.varies())
-        .map(|(nth, taken)| (nth, trend::p_value(&taken.values())))
-        .unzip();
-    let mut adjusted: Vec<Option<f64>> = vec![None; taken.len()];
-    for (nth, p) in tested.into_iter().zip(holm(&p)) {
-        adjusted[nth] = Some(p);
+    let family = Family::of(taken.iter().filter(|taken| taken.is_tested()).count());
+    let mut tests: Vec<[Option<f64>; 2]> = taken.iter().map(|taken| taken.tests(&family)).collect();
+    let p: Vec<f64> = tests.iter().flatten().flatten().copied().collect();
+    for (p, adjusted) in tests.iter_mut().flatten().flatten().zip(holm(&p)) {
+        *p = adjusted;
     }
-    taken.iter().zip(adjusted).map(|(taken, p)| taken.course(p)).collect()
+    taken.iter().zip(tests).map(|(taken, p)| taken.course(p, &family)).collect()
+}
+
+impl Family {
+    fn of(quantities: usize) -> Family {
+        let level = |tests: usize| ALPHA / tests as f64;
+        Family {
+            quantities,
+            for_a_trend: trend::fewest_for_a_trend(level(quantities)),
+            for_a_step: trend::fewest_for_a_step(level(2 * quantities)),
+        }
+    }
+
+    /// Why so few windows, in which a quantity varies without a trend, don't show that it made no step.
+    fn too_few(&self, windows: usize) -> Absence {
+        let what = if windows < self.for_a_trend { "a trend or a step" } else { "a step" };
+        let among = match self.quantities {
+            1 => "in one figure".to_owned(),
+            more => format!("among {more} figures"),
+        };
+        let n = count(windows, "window");
+        let detail = format!("{n} can't show {what} {among}; at least {} are needed", self.for_a_step);
+        Absence::new(Reason::TooLittle, detail)
+    }
 }
 
 impl Taken {
     fn of(quantity: Quantity, nth: usize, windows: &[Window]) -> Taken {
-        let mut taken = Taken { quantity, windows: vec![], points: vec![], missing: None };
+        let mut taken = Taken { quantity, windows: vec![], points: vec![], step: None, missing: None };
         for (at, window) in windows.iter().enumerate() {
             match window.figures.get(nth) {
                 Some(Ok(value)) if value.is_finite() => {
@@ -567,6 +595,7 @@ impl Taken {
                 _ => {}
             }
         }
+        taken.step = trend::step(&taken.values(), taken.least());
         taken
     }
 
@@ -585,14 +614,30 @@ impl Taken {
         values().fold(f64::NEG_INFINITY, f64::max) - values().fold(f64::INFINITY, f64::min) > self.least()
     }
 
-    /// `p`: of no trend, adjusted for all quantities that are tested; None if this one is not.
-    fn course(&self, p: Option<f64>) -> Course {
+    /// What varies too little to matter is not tested. How much values vary says nothing about their order, so this does not bias the
+    /// tests of the others.
+    fn is_tested(&self) -> bool {
+        self.points.len() >= FEWEST && self.varies()
+    }
+
+    /// The p-values of no trend and of no step; None for what is not tested. In too few windows for any step to be shown, a test for
+    /// it would only take from the others. That too says nothing about the order of the values.
+    fn tests(&self, family: &Family) -> [Option<f64>; 2] {
+        if !self.is_tested() {
+            return [None; 2];
+        }
+        let of_step = || self.step.map_or(1.0, |step| step.p);
+        [Some(trend::p_value(&self.values())), (self.points.len() >= family.for_a_step).then(of_step)]
+    }
+
+    /// `p`: those of [`Taken::tests`], adjusted for all tests of the series.
+    fn course(&self, p: [Option<f64>; 2], family: &Family) -> Course {
         Course {
             quantity: self.quantity,
             first: self.points.first().map(|(_, value)| *value),
             last: self.points.last().map(|(_, value)| *value),
             slope: trend::slope(&self.points),
-            change: self.change(p),
+            change: self.change(p, family),
         }
     }
 
@@ -604,25 +649,29 @@ impl Taken {
         typical(&values[n - third..]) - typical(&values[..third])
     }
 
-    fn change(&self, p: Option<f64>) -> Change {
+    fn change(&self, [of_trend, of_step]: [Option<f64>; 2], family: &Family) -> Change {
         let (n, least) = (self.points.len(), self.least());
         if n < FEWEST {
             let detail = format!("{}: at least {FEWEST} are needed", count(n, "window"));
             let few = || Absence::new(Reason::TooLittle, detail);
             return Change::Unjudged(self.missing.clone().unwrap_or_else(few));
         }
-        let Some(p) = p else { return Change::Steady };
-        let values = self.values();
-        let falling: Vec<f64> = values.iter().map(|value| -value).collect();
-        let (step_up, step_down) = (trend::step(&values, least), trend::step(&falling, least));
+        let Some(p) = of_trend else { return Change::Steady };
         let rise = self.rise();
-        match (step_up, step_down) {
-            (Some(since), _) => Change::Rose { since: self.windows[since] },
-            (_, Some(_)) => Change::Fell,
-            _ if p <= ALPHA && rise >= least => {
-                Change::Rose { since: self.windows[trend::begins(&self.points)] }
+        let has_trend = p <= ALPHA && rise.abs() >= least;
+        // A slow rise can have the shape of a step by chance. The clearer one counts.
+        let has_step = of_step.is_some_and(|of_step| of_step <= ALPHA && (!has_trend || of_step <= p));
+        match (self.step, of_step) {
+            (Some(step), _) if has_step && step.rises => Change::Rose { since: self.windows[step.from] },
+            (Some(_), _) if has_step => Change::Fell,
+            _ if has_trend && rise > 0.0 => Change::Rose { since: self.windows[trend::begins(&self.points)] },
+            _ if has_trend => Change::Fell,
+            (_, None) => Change::Unjudged(family.too_few(n)),
+            (Some(step), _) => {
+                let place = self.windows[step.from] + 1;
+                let detail = format!("the step in window {place} may be chance; more windows would decide");
+                Change::Unjudged(Absence::new(Reason::TooLittle, detail))
             }
-            _ if p <= ALPHA && rise <= -least => Change::Fell,
             _ => Change::Steady,
         }
     }
@@ -645,6 +694,7 @@ mod tests {
     use super::*;
     use crate::testing::{Subject, computing, resident_bill};
     use allocwall_model::resident::TargetMemory;
+    use allocwall_model::stats::random::Random;
 
     /// One window a minute of a target that only computes, and whatever `with` adds to the window with this index.
     fn windows(n: usize, with: impl Fn(usize, &mut Subject)) -> Vec<Window> {
@@ -814,8 +864,8 @@ mod tests {
 
     #[test]
     fn locks_faults_and_owners_have_courses_of_their_own() {
-        let windows = windows(8, |nth, subject| {
-            let late = nth >= 5;
+        let windows = windows(12, |nth, subject| {
+            let late = nth >= 6;
             subject.threads(4).waits(WaitClass::Allocator, if late { 0.6 } else { 0.0 });
             subject.bill.rates.minor_faults = Ok(if late { 90_000.0 } else { 100.0 });
             let arena = if late { 900 } else { 100 };
@@ -827,7 +877,7 @@ mod tests {
             Quantity::MinorFaults,
             Quantity::Owner(ResidentOwner::Arena),
         ] {
-            assert_eq!(change(&windows, quantity), Change::Rose { since: 5 }, "{quantity:?}");
+            assert_eq!(change(&windows, quantity), Change::Rose { since: 6 }, "{quantity:?}");
         }
         for quantity in [
             Quantity::Lock(WaitClass::AddressSpaceLock),
@@ -837,6 +887,79 @@ mod tests {
         ] {
             assert_eq!(change(&windows, quantity), Change::Steady, "{quantity:?}");
         }
+    }
+
+    /// Windows in which each figure is noise, and varies by more than what counts.
+    fn noisy(n: usize, seed: u64) -> Vec<Window> {
+        let (window, mut random) = (touching(&[0.0]).remove(0), Random::new(seed));
+        let mut figure = |quantity: Quantity| quantity.least().0 * (20.0 + 10.0 * random.unit());
+        let mut figures = || Quantity::all().map(|quantity| Ok(figure(quantity))).collect();
+        (0..n).map(|nth| Window { at_s: 60.0 * nth as f64, figures: figures(), ..window.clone() }).collect()
+    }
+
+    #[test]
+    fn noise_in_all_figures_changes_in_few_series() {
+        let of = |n: usize| {
+            let changes = |windows: &[Window]| {
+                let mut courses = courses(windows).into_iter();
+                courses.any(|course| matches!(course.change, Change::Rose { .. } | Change::Fell))
+            };
+            (0..200).filter(|seed| changes(&noisy(n, *seed))).count()
+        };
+        let false_ones = [6, 12, 24].map(of);
+        // At most 5 %; of 200 series alone, 5 % and three standard deviations.
+        assert!(false_ones.iter().sum::<usize>() <= 30, "{false_ones:?}");
+        assert!(false_ones.iter().all(|n| *n <= 19), "{false_ones:?}");
+    }
+
+    /// Noise in all figures, and in the resident memory so many MiB more from window to window.
+    fn resident_among_noise(n: usize, more: impl Fn(usize) -> f64) -> Change {
+        let mut windows = noisy(n, 7);
+        let place = Quantity::all().position(|quantity| quantity == Quantity::Resident).unwrap();
+        for (nth, window) in windows.iter_mut().enumerate() {
+            *window.figures[place].as_mut().unwrap() += more(nth) * f64::from(1 << 20);
+        }
+        change(&windows, Quantity::Resident)
+    }
+
+    #[test]
+    fn a_step_among_many_figures_is_found_or_the_series_is_too_short_for_it() {
+        let step =
+            |n: usize, from: usize| resident_among_noise(n, |nth| if nth < from { 0.0 } else { 100.0 });
+        for (n, from) in [(24, 8), (24, 12), (24, 16), (16, 8)] {
+            assert_eq!(step(n, from), Change::Rose { since: from }, "{from} of {n}");
+        }
+        let needed = Family::of(Quantity::all().count()).for_a_step;
+        assert!((12..=16).contains(&needed), "{needed}");
+        for (n, what) in [(6, "a trend or a step"), (needed - 1, "a step")] {
+            let why = format!(
+                "{n} windows can't show {what} among {} figures; at least {needed} are needed",
+                Quantity::all().count()
+            );
+            let unjudged = Change::Unjudged(Absence::new(Reason::TooLittle, why));
+            assert_eq!(step(n, n / 2), unjudged);
+        }
+        // The near twins: a slow rise, and a single window.
+        assert!(matches!(resident_among_noise(24, |nth| 2.0 * nth as f64), Change::Rose { since: 1..=6 }));
+        let single = resident_among_noise(24, |nth| if nth == 12 { 100.0 } else { 0.0 });
+        assert_eq!(single, Change::Steady);
+    }
+
+    #[test]
+    fn a_step_that_may_be_chance_is_not_judged() {
+        let last = |n: usize| -> Vec<f64> { (0..12).map(|nth| if nth < n { 0.01 } else { 0.4 }).collect() };
+        let quantity = Quantity::Line(CostClass::FaultPath);
+        assert_eq!(change(&touching(&last(8)), quantity), Change::Rose { since: 8 });
+        let Change::Unjudged(why) = change(&touching(&last(10)), quantity) else { panic!("two windows") };
+        assert_eq!(why.detail, "the step in window 11 may be chance; more windows would decide");
+        // One figure alone, which varies from the start on.
+        let one = windows(8, |nth, subject| {
+            subject.threads(4).waits(WaitClass::Allocator, if nth % 2 == 0 { 0.6 } else { 0.0 });
+        });
+        let Change::Unjudged(why) = change(&one, Quantity::Lock(WaitClass::Allocator)) else {
+            panic!("eight windows")
+        };
+        assert_eq!(why.detail, "8 windows can't show a step in one figure; at least 9 are needed");
     }
 
     #[test]

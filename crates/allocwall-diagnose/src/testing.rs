@@ -5,7 +5,7 @@ use crate::bill::{Basis, Bill, CpuLine, Faulted, OwnerShare, Rates, Sampled, Sit
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
 use allocwall_model::catalogue::prices::*;
 use allocwall_model::catalogue::walls::Wall;
-use allocwall_model::devices::{Devices, DiskUse, Disks, Interfaces, Network, TcpEvents};
+use allocwall_model::devices::{Datagrams, Devices, DiskUse, Disks, Interfaces, Network, TcpEvents};
 use allocwall_model::recording::*;
 use allocwall_model::resident::{Amount, ResidentBill, ResidentOwner, Row, Split, undistinguished};
 use allocwall_model::units::{Absence, Interval, Reason};
@@ -140,6 +140,23 @@ impl Subject {
         self
     }
 
+    /// Thread-seconds per second in waits for storage, all of them below this function of the kernel.
+    pub fn storage_waits(&mut self, rate: f64, function: &str) -> &mut Self {
+        let kernel = Some(self.stack(&[(2, Some(function))]));
+        self.recording.waits.push(WaitSample {
+            t_ns: 1,
+            pid: 100,
+            tid: 100,
+            weight_ns: (rate * WINDOW_S * 1e9) as u64,
+            state: 'D',
+            syscall: None,
+            python_lock: None,
+            kernel,
+            user: None,
+        });
+        self.waits(WaitClass::Storage, rate)
+    }
+
     /// Sets the fractions of a line's waits of unknown purpose, which may all be for Python's GIL, and of those whose callers
     /// were not read.
     pub fn unknown_waits(&mut self, class: WaitClass, unknown_purpose: f64, unread: f64) -> &mut Self {
@@ -272,13 +289,20 @@ fn recording() -> Recording {
 /// An idle disk, and a network that loses nothing.
 fn devices(over_ns: u64) -> Devices {
     Devices {
-        disks: Ok(Disks { over_ns, busiest: vec![disk(0.03, 0.4)], others: 0, others_busy_ms: 0 }),
+        disks: Ok(Disks {
+            over_ns,
+            busiest: vec![disk(0.03, 0.4)],
+            others: 0,
+            others_busy_ms: 0,
+            uncounted: vec![],
+        }),
         network: Ok(Network {
             pid: 100,
             over_ns,
             sent: 18_203,
             retransmitted: 0,
             events: Ok(TcpEvents::default()),
+            datagrams: Ok(Datagrams::default()),
             interfaces: Ok(Interfaces::default()),
         }),
     }

@@ -12,10 +12,10 @@ use allocwall_model::catalogue::cost::CostClass::*;
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
 use allocwall_model::catalogue::remedies::Need;
 use allocwall_model::catalogue::walls::Wall;
-use allocwall_model::devices::{DiskUse, TcpEvents};
+use allocwall_model::devices::{Datagrams, DiskUse, TcpEvents};
 use allocwall_model::recording::*;
 use allocwall_model::resident::{ResidentOwner, TargetMemory};
-use allocwall_model::units::{Absence, Interval, Reason};
+use allocwall_model::units::{Absence, Interval, Measured, Reason};
 use allocwall_sketches::recording::{PID, Sketch, account};
 
 fn status(subject: &Subject, wall: Wall) -> Status {
@@ -479,11 +479,14 @@ fn what_is_mostly_waited_for_has_most_of_the_time() {
 
 // ---- disks and networks ----
 
+/// Where a reader of a file waits for a disk.
+const READS: &str = "folio_wait_bit_common";
+
 #[test]
-fn a_busy_disk_that_threads_wait_for_is_named_and_an_idle_one_is_ruled_out() {
+fn a_disk_is_named_by_the_target_s_own_waits() {
     let subject = |busy: f64, ms: f64, waits: f64| {
         let mut subject = computing();
-        subject.disk(busy, ms).waits(WaitClass::Storage, waits);
+        subject.disk(busy, ms).storage_waits(waits, READS);
         subject
     };
     let judged = |busy: f64, ms: f64, waits: f64| {
@@ -494,7 +497,7 @@ fn a_busy_disk_that_threads_wait_for_is_named_and_an_idle_one_is_ruled_out() {
     assert_eq!(named.walls, [Wall::Disk]);
     assert_eq!(
         named.sentence,
-        "The disk is the wall: threads spend 50 % of their working time waiting for storage; sda busy 97 %, 34 ms a request."
+        "The disk is the wall: threads spend 50 % of their working time waiting for storage; busiest disk of the machine: sda busy 97 %, 34 ms a request."
     );
     assert!(named.remedies.is_empty());
     let evidence = subject(0.97, 34.0, 1.0).finding(Wall::Disk).evidence;
@@ -505,39 +508,146 @@ fn a_busy_disk_that_threads_wait_for_is_named_and_an_idle_one_is_ruled_out() {
             "1.00 threads waited for storage on average"
         ]
     );
+    assert!(evidence[2].contains("is not known"), "{evidence:?}");
     let idle = (Status::RuledOut, "sda busy 3 %, 0.4 ms a request".to_owned());
     assert_eq!(judged(0.03, 0.4, 0.0), idle);
-    // The threads wait for something else than this disk.
-    assert_eq!(judged(0.03, 0.4, 1.0), idle);
-    let elsewhere = subject(0.03, 0.4, 1.0).finding(Wall::Disk).evidence;
-    assert!(elsewhere[1].contains("not for these disks"), "{elsewhere:?}");
     // The disk is busy for others.
     let others = "0 % of working time; sda busy 97 %, 34 ms a request".to_owned();
     assert_eq!(judged(0.97, 34.0, 0.0), (Status::RuledOut, others));
-    // It is not busy, but slow; and it is neither.
-    assert_eq!(judged(0.30, 15.0, 1.0).0, Status::Wall);
-    let (status, because) = judged(0.14, 0.6, 1.0);
-    assert!(status == Status::Contributor && because.ends_with("no disk is busy or slow"), "{because}");
+    // The threads wait, but not for a disk of this machine, or perhaps not for this one.
+    for (busy, place) in [
+        (0.03, "; the machine's disks are hardly busy: perhaps a file system of the network."),
+        (0.3, "; which disk or file system is not known."),
+    ] {
+        let elsewhere = subject(busy, 0.4, 1.0).verdict();
+        assert_eq!(elsewhere.walls, [Wall::Disk]);
+        assert!(elsewhere.sentence.starts_with("Storage is the wall: "), "{}", elsewhere.sentence);
+        assert!(elsewhere.sentence.ends_with(place), "{}", elsewhere.sentence);
+    }
+}
+
+#[test]
+fn a_sleep_that_may_be_for_anything_is_no_wall_however_busy_a_disk_is() {
+    let judged = |busy: f64, function: &str| {
+        let mut subject = computing();
+        subject.disk(busy, 34.0).storage_waits(1.0, function);
+        subject.finding(Wall::Disk)
+    };
+    for busy in [0.03, 0.97] {
+        assert_eq!(judged(busy, READS).status, Status::Wall, "{busy}");
+        let other = judged(busy, "__mutex_lock");
+        assert_eq!(other.status, Status::Contributor, "{busy}");
+        assert!(
+            other.because.ends_with("most of these waits are not shown to be for storage"),
+            "{}",
+            other.because
+        );
+        assert!(
+            other.evidence.iter().any(|line| line.starts_with("100 % of these waits may be")),
+            "{other:?}"
+        );
+    }
+}
+
+#[test]
+fn waits_that_are_surely_for_storage_may_be_enough_alone() {
+    let judged = |reads: f64, others: f64| {
+        let mut subject = computing();
+        subject.storage_waits(reads, READS).storage_waits(others, "__mutex_lock");
+        subject.waits(WaitClass::Storage, reads + others);
+        subject.finding(Wall::Disk)
+    };
+    // 9 s in reads, 10 s in other sleeps and 10 s of CPU: the reads alone are 31 % of working time.
+    let enough = judged(0.9, 1.0);
+    assert_eq!(enough.status, Status::Wall, "{}", enough.because);
+    assert!(enough.evidence.iter().any(|line| line.starts_with("53 % of these waits may be")), "{enough:?}");
+    assert_eq!(judged(0.3, 1.0).status, Status::Contributor);
+}
+
+#[test]
+fn waits_whose_purpose_was_not_read_are_not_judged() {
+    let judged = |is_read: bool| {
+        let mut subject = computing();
+        subject.storage_waits(1.0, "__mutex_lock");
+        if !is_read {
+            subject.recording.waits[0].kernel = None;
+        }
+        subject.finding(Wall::Disk)
+    };
+    let unread = judged(false);
+    let missing = unread.missing.expect("a reason");
+    assert_eq!((unread.status, missing.reason), (Status::NotMeasured, Reason::NotPermitted));
+    assert!(missing.root_helps(), "{missing}");
+    // The twin was read, and shows no storage.
+    assert_eq!(judged(true).status, Status::Contributor);
+}
+
+#[test]
+fn idle_disks_do_not_rule_out_a_file_system_of_the_network() {
+    let judged = |function: &str| {
+        let mut subject = computing();
+        subject.storage_waits(0.04, function);
+        // Few samples.
+        subject.wait_line(WaitClass::Storage).thread_s = Ok(Interval::new(0.0, 0.4, 6.0));
+        subject.finding(Wall::Disk)
+    };
+    assert_eq!(judged("rpc_wait_bit_killable").status, Status::Contributor);
+    let local = judged(READS);
+    assert_eq!(local.status, Status::RuledOut, "{}", local.because);
+    assert!(local.share.is_some_and(|share| share.high > 0.3), "{:?}", local.share);
+}
+
+#[test]
+fn waits_for_a_file_system_of_the_network_need_no_busy_disk() {
+    let named = |function: &str| {
+        let mut subject = computing();
+        subject.storage_waits(1.0, function);
+        let verdict = subject.verdict();
+        assert_eq!(verdict.walls, [Wall::Disk], "{function}");
+        (verdict.sentence, subject.finding(Wall::Disk).evidence.concat())
+    };
+    let (sentence, evidence) = named("rpc_wait_bit_killable");
+    assert!(sentence.starts_with("Storage is the wall: threads spend 50 %"), "{sentence}");
+    assert!(
+        sentence.ends_with("most of it for a file system of the network, or of a process."),
+        "{sentence}"
+    );
+    assert!(evidence.contains("100 % of these waits are for a file system of the network"), "{evidence}");
+    let (sentence, evidence) = named(READS);
+    assert!(sentence.ends_with(": perhaps a file system of the network."), "{sentence}");
+    assert!(!evidence.contains("network"), "{evidence}");
 }
 
 #[test]
 fn a_disk_that_answers_nothing_is_not_idle() {
     let mut subject = computing();
     subject.disks().busiest[0] = DiskUse { name: "sdb".into(), stuck: 2, ..DiskUse::default() };
-    subject.waits(WaitClass::Storage, 1.0);
+    subject.storage_waits(1.0, READS);
     let sentence = subject.verdict().sentence;
-    assert!(sentence.ends_with("; sdb: 2 requests in flight, none completed."), "{sentence}");
-    // The twin: nothing is in flight.
-    subject.disks().busiest[0].stuck = 0;
-    assert_eq!(subject.finding(Wall::Disk).because, "no request to 1 disk");
+    assert!(sentence.ends_with(": sdb: 2 requests in flight, none completed."), "{sentence}");
     // Requests that it got in the window, and did not complete.
+    subject.disks().busiest[0].stuck = 0;
     subject.disks().busiest[0].busy_ms = 8_000;
-    assert_eq!(status(&subject, Wall::Disk), Status::Wall);
     assert_eq!(subject.finding(Wall::Disk).evidence[0], "sdb busy 80 %, no request completed");
+    // The twin: nothing is in flight, and no thread waits.
     subject.disks().busiest[0].busy_ms = 0;
-    // Many disks, each of them little busy: together they may be what the threads wait for.
-    subject.disks().others_busy_ms = 900;
-    assert_eq!(status(&subject, Wall::Disk), Status::Contributor);
+    subject.waits(WaitClass::Storage, 0.0);
+    assert_eq!(subject.finding(Wall::Disk).because, "no request to 1 disk");
+}
+
+#[test]
+fn a_disk_whose_requests_are_not_counted_is_not_idle() {
+    let judged = |uncounted: &[&str]| {
+        let mut subject = computing();
+        // Too few samples for a bound.
+        subject.wait_line(WaitClass::Storage).thread_s = Ok(Interval::new(0.0, 0.0, 3.0));
+        subject.disks().uncounted = uncounted.iter().map(|name| (*name).to_owned()).collect();
+        subject.finding(Wall::Disk)
+    };
+    let unknown = judged(&["sdb"]);
+    assert_eq!(unknown.missing.map(|m| m.reason), Some(Reason::TooLittle));
+    assert!(unknown.evidence.iter().any(|line| line.contains("requests of sdb")), "{:?}", unknown.evidence);
+    assert_eq!(judged(&[]).status, Status::RuledOut);
 }
 
 #[test]
@@ -564,18 +674,20 @@ fn waits_in_io_uring_may_be_for_a_busy_disk() {
 }
 
 #[test]
-fn disks_that_were_not_read_are_not_judged() {
+fn without_figures_of_disks_the_waits_decide_and_not_the_other_way_round() {
     let mut subject = computing();
-    subject.wait_line(WaitClass::Storage).thread_s = Err(absent());
-    assert_eq!(status(&subject, Wall::Disk), Status::RuledOut, "an idle disk needs no samples");
-    subject.disk(0.9, 20.0);
-    let finding = subject.finding(Wall::Disk);
-    let reason = finding.missing.map(|m| m.reason);
-    assert_eq!((finding.status, reason), (Status::NotMeasured, Some(absent().reason)));
     subject.recording.devices.disks = Err(Absence::new(Reason::NotFound, "/proc/diskstats: no file"));
     let finding = subject.finding(Wall::Disk);
-    assert_eq!((finding.status, finding.evidence.len()), (Status::NotMeasured, 0));
-    assert!(finding.missing.is_some_and(|m| m.reason == Reason::NotFound && !m.mend.is_empty()));
+    assert_eq!((finding.status, finding.because.as_str()), (Status::RuledOut, "0 % of working time"));
+    assert_eq!(finding.evidence[0], "disks not read: /proc/diskstats: no file");
+    subject.storage_waits(1.0, READS);
+    assert_eq!(status(&subject, Wall::Disk), Status::Wall);
+    // An idle disk does not show whether the target waits for a file system of the network.
+    let mut unseen = computing();
+    unseen.wait_line(WaitClass::Storage).thread_s = Err(absent());
+    let finding = unseen.finding(Wall::Disk);
+    let reason = finding.missing.map(|m| m.reason);
+    assert_eq!((finding.status, reason), (Status::NotMeasured, Some(absent().reason)));
 }
 
 /// A service that uses less than half a CPU, and whose namespace loses segments.
@@ -635,6 +747,30 @@ fn a_network_that_was_not_read_is_not_judged() {
     let mut silent = computing();
     silent.network().sent = 0;
     assert_eq!(silent.finding(Wall::Network).because, "no TCP segment was sent");
+}
+
+#[test]
+fn tcp_does_not_rule_the_network_out_for_a_target_that_may_use_udp() {
+    let with = |mut subject: Subject, sent: u64, datagrams: Measured<Datagrams>| {
+        (subject.network().sent, subject.network().datagrams) = (sent, datagrams);
+        subject.finding(Wall::Network)
+    };
+    let judged = |sent, datagrams| with(losing(0, 0), sent, datagrams).status;
+    let udp = |received| Ok(Datagrams { received, dropped: 2, ..Datagrams::default() });
+    let alone = with(losing(0, 0), 0, udp(5_000));
+    assert_eq!(alone.missing.map(|m| (m.reason, m.mend.len())), Some((Reason::NotSupported, 1)));
+    let said = |line: &String| line.starts_with("UDP: 5,000 datagrams received, 0 sent; 2 dropped");
+    assert!(alone.evidence.iter().any(said), "{:?}", alone.evidence);
+    assert_eq!(judged(9_000, udp(5_000)), Status::NotMeasured);
+    assert_eq!(judged(0, Err(absent())), Status::NotMeasured);
+    // The twins: some look-ups of names beside TCP, and no datagram at all.
+    assert_eq!([judged(9_000, udp(300)), judged(9_000, Err(absent()))], [Status::RuledOut; 2]);
+    assert_eq!(judged(0, Ok(Datagrams::default())), Status::RuledOut);
+    // Two in ten seconds, however few the segments are. The twin: two a second.
+    assert_eq!([judged(30, udp(2)), judged(0, udp(2))], [Status::RuledOut; 2]);
+    assert_eq!(judged(30, udp(20)), Status::NotMeasured);
+    // A target that only computes: the datagrams are those of other processes.
+    assert_eq!(with(computing(), 0, udp(5_000)).because, "its threads wait 0 % of their time");
 }
 
 #[test]
@@ -1106,6 +1242,41 @@ fn the_kernels_own_allocator_is_a_wall_with_the_remedies_of_its_objects() {
     ] {
         assert_eq!(status(&in_kernel(&[(4_000, stack)]), Wall::KernelSlab), Status::RuledOut, "{stack}");
     }
+}
+
+#[test]
+fn what_callbacks_of_rcu_free_is_not_called_the_target_s_own_work() {
+    const FREED: &str = "kmem_cache_free;__fput;task_work_run;do_syscall_64";
+    const LATE: &str = "kmem_cache_free;i_callback;rcu_do_batch;rcu_core;handle_softirqs;__irq_exit_rcu;sysvec_apic_timer_interrupt";
+    let said = |stacks: &[(u64, &str)]| {
+        let finding = in_kernel(stacks).finding(Wall::KernelSlab);
+        let late = finding.evidence.iter().any(|line| line.contains("is not counted as kernel slab"));
+        (finding.status, late)
+    };
+    assert_eq!(said(&[(4_000, FREED)]), (Status::Wall, false));
+    assert_eq!(said(&[(3_000, FREED), (1_000, LATE)]), (Status::Wall, true));
+    // Too little to be a contributor.
+    assert_eq!(said(&[(4_000, "vfs_read"), (200, LATE)]), (Status::RuledOut, true));
+}
+
+#[test]
+fn much_time_in_callbacks_of_rcu_leaves_the_kernels_own_allocator_not_measured() {
+    const LATE: &str = "kmem_cache_free;i_callback;rcu_do_batch;rcu_core;handle_softirqs;__irq_exit_rcu;sysvec_apic_timer_interrupt";
+    let subject = in_kernel(&[(3_000, "vfs_read"), (1_000, LATE)]);
+    let finding = subject.finding(Wall::KernelSlab);
+    let missing = finding.missing.expect("a reason");
+    assert_eq!((finding.status, missing.reason), (Status::NotMeasured, Reason::NotSupported));
+    assert!(missing.detail.starts_with("10 % of CPU, in callbacks of RCU"), "{missing}");
+    let sentence = subject.verdict().sentence;
+    assert!(!sentence.starts_with("Memory is not your wall"), "{sentence}");
+    assert!(sentence.ends_with(" Not measured: kernel slab."), "{sentence}");
+    // Both are a contributor only together: 4 % each.
+    const FREED: &str = "kmem_cache_free;__fput;task_work_run;do_syscall_64";
+    let both = |late: u64| {
+        let subject = in_kernel(&[(3_600 - late, "vfs_read"), (400, FREED), (late, LATE)]);
+        status(&subject, Wall::KernelSlab)
+    };
+    assert_eq!([both(0), both(400)], [Status::RuledOut, Status::NotMeasured]);
 }
 
 #[test]
@@ -1782,6 +1953,21 @@ fn a_target_that_has_ended_is_started_again() {
     let ended = next(Ended::TargetExited { status: None });
     assert_eq!(ended[0], "sudo allocwall diagnose -- COMMAND");
     assert!(ended.iter().all(|line| !line.contains("100") && !line.contains("PID")), "{ended:?}");
+}
+
+#[test]
+fn root_is_no_advice_for_what_is_not_supported() {
+    let advised = |cgroup: bool| {
+        let mut subject = losing(0, 0);
+        subject.recording.host.euid = 1000;
+        subject.network().datagrams = Ok(Datagrams { received: 5_000, ..Datagrams::default() });
+        if !cgroup {
+            subject.last().cgroup = None;
+        }
+        assert_eq!(status(&subject, Wall::Network), Status::NotMeasured);
+        subject.verdict().next.iter().any(|line| line.command.starts_with("sudo allocwall diagnose"))
+    };
+    assert_eq!((advised(true), advised(false)), (false, true));
 }
 
 #[test]
@@ -2655,6 +2841,14 @@ fn another_allocator_is_worth_a_trial_whatever_else_takes_time() {
     assert_eq!(swaps(&[(FaultPath, 0.4), (AllocatorCode, 0.03)], 1.0), [false; 3]);
     // A target that waits gets no faster by it.
     assert_eq!(swaps(&[(FaultPath, 0.4), (AllocatorCode, 0.1)], 0.2), [false; 3]);
+    let mut disk = with_shares(&[(AllocatorCode, 0.1)]);
+    disk.storage_waits(1.0, READS);
+    let mut network = losing(1_500, 100);
+    network.shares(&[(AllocatorCode, 0.1)]);
+    for (mut subject, wall) in [(disk, Wall::Disk), (network, Wall::Network)] {
+        subject.malloc_leaves(Some("malloc"), 55).malloc_leaves(None, 45);
+        assert_eq!((subject.verdict().walls, offered(&subject)), (vec![wall], vec![]), "{wall:?}");
+    }
 }
 
 #[test]

@@ -356,6 +356,8 @@ pub struct Functions {
     file: File,
     /// `.symtab`, or Go's own table, before the exports: it has more functions.
     tables: Vec<FunctionTable>,
+    /// Why Go's own table of a stripped file is not one of them.
+    unread: Option<Absence>,
 }
 
 #[derive(Debug)]
@@ -387,11 +389,14 @@ impl Functions {
         let data = ElfFile::new(file.try_clone().map_err(|_| malformed("unreadable"))?);
         let elf = data.parse()?;
         let mut tables = Vec::new();
+        let mut unread = None;
         let mut left = most;
         for kind in [elf::SHT_SYMTAB, elf::SHT_DYNSYM] {
             let table = if kind == elf::SHT_SYMTAB && !elf.facts.has_symtab() {
                 // If Go's table can't be read, there may still be exports.
-                Ok(elf.go_functions(left).ok())
+                let table = elf.go_functions(left);
+                unread = table.as_ref().err().filter(|_| elf.facts.is_go()).cloned();
+                Ok(table.ok())
             } else if elf.facts.is_64 {
                 elf.function_table::<elf::FileHeader64<Endianness>>(&kept, kind, left)
             } else {
@@ -408,7 +413,13 @@ impl Functions {
                 Ok(_) | Err(_) => {}
             }
         }
-        Ok(Some(Functions { file: kept, tables }))
+        Ok(Some(Functions { file: kept, tables, unread }))
+    }
+
+    /// Why the functions of a Go program have no names, although its own table has them; None if they have, or if the file is of
+    /// no Go program.
+    pub fn unread(&self) -> Option<&Absence> {
+        self.unread.as_ref()
     }
 
     /// The number of functions.

@@ -196,16 +196,23 @@ pub fn memory_nodes(sys: &Path) -> Measured<Vec<u32>> {
     }
 }
 
-/// Free memory of a node. `sys` is `/sys`, or a copy of it.
-pub fn free_bytes(sys: &Path, node: u32) -> Measured<u64> {
+/// Memory of a node that the kernel can give at once: what is free, and the pages of files that were not used lately and have no changes
+/// to be written. An estimate: the kernel keeps some free pages to itself, and can take other memory too. `sys` is `/sys`, or a copy of it.
+pub fn available_bytes(sys: &Path, node: u32) -> Measured<u64> {
     let path = sys.join(format!("devices/system/node/node{node}/meminfo"));
     file::read(&path, |bytes| {
         // `Node 1 MemFree:        123456 kB`
-        let free = file::lines(bytes).find_map(|line| {
-            let mut words = file::words(line).skip(2);
-            words.next().filter(|name| *name == b"MemFree:")?;
-            file::number::<u64>(words.next()?)?.checked_mul(1024)
-        });
+        let value = |name: &[u8]| {
+            file::lines(bytes).find_map(|line| {
+                let mut words = file::words(line).skip(2);
+                words.next().filter(|found| *found == name)?;
+                file::number::<u64>(words.next()?)?.checked_mul(1024)
+            })
+        };
+        let of_files = |name: &[u8]| value(name).unwrap_or(0);
+        let unused = of_files(b"Inactive(file):");
+        let unused = unused.saturating_sub(of_files(b"Dirty:")).saturating_sub(of_files(b"Writeback:"));
+        let free = value(b"MemFree:").map(|free| free.saturating_add(unused));
         free.ok_or_else(|| file::unparsable(&path.display(), bytes))
     })
 }
@@ -400,9 +407,16 @@ mod tests {
         write(&root, "node/has_memory", "0-1,9\n");
         write(&root, "node/node9/meminfo", "\nNode 9 MemTotal: 9 kB\nNode 9 MemFree:        3 kB\n");
         assert_eq!(memory_nodes(root.path()), Ok(vec![0, 1, 9]));
-        assert_eq!(free_bytes(root.path(), 9), Ok(3 << 10));
+        assert_eq!(available_bytes(root.path(), 9), Ok(3 << 10));
+        // Of the pages of files, those that were not used lately and need not be written first.
+        let files = "Node 9 Inactive: 90 kB\nNode 9 Inactive(file): 20 kB\nNode 9 FilePages: 50 kB\n";
+        let unwritten = "Node 9 Dirty: 4 kB\nNode 9 Writeback: 1 kB\n";
+        write(&root, "node/node9/meminfo", &format!("Node 9 MemFree: 3 kB\n{files}{unwritten}"));
+        assert_eq!(available_bytes(root.path(), 9), Ok(18 << 10));
+        write(&root, "node/node9/meminfo", &format!("Node 9 MemFree: 3 kB\n{unwritten}"));
+        assert_eq!(available_bytes(root.path(), 9), Ok(3 << 10));
         write(&root, "node/node1/meminfo", "Node 1 MemFree: many kB\n");
-        assert_eq!(free_bytes(root.path(), 1).unwrap_err().reason, Reason::Unparsable);
+        assert_eq!(available_bytes(root.path(), 1).unwrap_err().reason, Reason::Unparsable);
         let nodes = nodes(root.path()).unwrap();
         let with = |node: u32, cpus: &[u16]| NodeCpus { node, cpus: cpus.to_vec() };
         assert_eq!(nodes, [with(0, &[0, 4]), with(1, &[2, 3, 6, 7]), with(9, &[])]);

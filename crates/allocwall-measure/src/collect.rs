@@ -8,7 +8,7 @@ mod family;
 mod fault_thread;
 mod faults;
 mod places;
-mod stacks;
+pub(crate) mod stacks;
 
 use crate::reading::{Dump, Readers};
 use crate::unwind::{self, Unwound};
@@ -144,6 +144,12 @@ impl Collector {
             missing.push(format!("the callers of {} samples could not be read", self.unread));
         }
         let mut reason = Reason::TooCostly;
+        if let Some(why) = self.family.modules.unnamed() {
+            if missing.is_empty() {
+                reason = why.reason;
+            }
+            missing.push(format!("functions of a stripped Go program have no names: {}", why.detail));
+        }
         let all = (self.samples.len() + self.waits.len()) as u64;
         if let Some((why, samples)) = &self.unread_calls
             && samples * FEW_CALLS > all
@@ -830,6 +836,19 @@ mod tests {
         let unread = c.unread().expect("a reason");
         assert_eq!(unread.reason, Reason::NotApplicable);
         assert!(unread.detail.contains("of 2 samples is unknown: code of another machine"), "{unread}");
+    }
+
+    #[test]
+    fn a_go_program_without_names_has_a_reason_and_no_symbols() {
+        let (mut c, _proc) = collector(&[]);
+        let module = c.family.modules.add_special("program", ModuleRole::Go);
+        assert_eq!(c.unread(), None);
+        let why = Absence::new(Reason::NotSupported, "Go's function table is read since Go 1.16");
+        c.family.modules.keep_unnamed(module, why.clone());
+        let unread = c.unread().expect("a reason");
+        assert_eq!(unread.reason, Reason::NotSupported);
+        assert!(unread.detail.ends_with(&why.detail), "{unread}");
+        assert!(!c.family.modules.list()[module].has_symbols);
     }
 
     #[test]

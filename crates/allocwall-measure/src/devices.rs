@@ -1,11 +1,14 @@
 //! The disks of the machine and the network of the target: how much their counters grow in the window.
 
 use allocwall_host::proc::{DiskCounters, InterfaceCounters, NetworkCounters, ProcFs};
-use allocwall_model::devices::{Devices, DiskUse, Disks, Interfaces, MOST_DISKS, Network, TcpEvents};
+use allocwall_model::devices::{
+    Datagrams, Devices, DiskUse, Disks, Interfaces, MOST_DISKS, Network, TcpEvents, uncounted,
+};
 use allocwall_model::recording::gained;
 use allocwall_model::units::{Absence, Measured, Reason};
 use std::cmp::Reverse;
 use std::collections::HashMap;
+use std::path::Path;
 
 /// The most processes that are asked for their namespace at one reading.
 pub const NAMESPACES_ASKED: usize = 64;
@@ -31,14 +34,14 @@ struct Followed {
 }
 
 impl DeviceReader {
-    /// The first reading of the disks.
-    pub fn open(&mut self, proc: &ProcFs, t_ns: u64) {
-        self.opened = Some((t_ns, proc.disks()));
+    /// The first reading of the disks. `sys` is `/sys`, or a copy of it.
+    pub fn open(&mut self, proc: &ProcFs, sys: &Path, t_ns: u64) {
+        self.opened = Some((t_ns, proc.disks(sys)));
     }
 
     /// The last one.
-    pub fn close(&mut self, proc: &ProcFs, t_ns: u64) {
-        self.closed = Some((t_ns, proc.disks()));
+    pub fn close(&mut self, proc: &ProcFs, sys: &Path, t_ns: u64) {
+        self.closed = Some((t_ns, proc.disks(sys)));
     }
 
     /// Reads the network namespace of the target. `pids`: its processes, the requested one first.
@@ -111,11 +114,18 @@ fn disks(
     let before: HashMap<&str, &DiskCounters> = from.iter().map(|disk| (disk.name.as_str(), disk)).collect();
     // A disk that came in the window is left out.
     let known = to.iter().filter_map(|now| Some((*before.get(now.name.as_str())?, now)));
-    let mut busiest: Vec<DiskUse> = known.filter_map(|(before, now)| used(before, now)).collect();
+    // Some drivers count although the file says that they do not.
+    let is_counted = |(before, now): &(&DiskCounters, &DiskCounters)| {
+        before.counted && now.counted || before.requests < now.requests
+    };
+    let (known, still): (Vec<_>, Vec<_>) = known.partition(is_counted);
+    let still: Vec<String> = still.into_iter().map(|(_, now)| now.name.clone()).take(MOST_DISKS).collect();
+    let mut busiest: Vec<DiskUse> = known.iter().filter_map(|(before, now)| used(before, now)).collect();
     if busiest.is_empty() {
-        return Err(match to.is_empty() {
-            true => Absence::new(Reason::NotFound, "/proc/diskstats lists no disk"),
-            false => jumped(WHAT),
+        return Err(match still.first() {
+            _ if to.is_empty() => Absence::new(Reason::NotFound, "/proc/diskstats lists no disk"),
+            Some(disk) if known.is_empty() => uncounted(disk),
+            _ => jumped(WHAT),
         });
     }
     busiest.sort_by_key(|disk| Reverse((disk.stuck > 0, disk.busy_ms, disk.request_ms)));
@@ -125,6 +135,7 @@ fn disks(
         busiest,
         others: others.len() as u32,
         others_busy_ms: others.iter().fold(0_u64, |sum, disk| sum.saturating_add(disk.busy_ms)),
+        uncounted: still,
     })
 }
 
@@ -172,12 +183,21 @@ fn network(followed: Followed) -> Measured<Network> {
             listen_drops: grown(from.listen_drops, to.listen_drops)?,
         })
     };
+    let datagrams = |from: Datagrams, to: Datagrams| -> Measured<Datagrams> {
+        Ok(Datagrams {
+            received: grown(from.received, to.received)?,
+            sent: grown(from.sent, to.sent)?,
+            dropped: grown(from.dropped, to.dropped)?,
+            overflows: grown(from.overflows, to.overflows)?,
+        })
+    };
     Ok(Network {
         pid,
         over_ns,
         sent: grown(from.sent, to.sent)?,
         retransmitted: grown(from.retransmitted, to.retransmitted)?,
         events: from.events.and_then(|from| events(from, to.events?)),
+        datagrams: from.datagrams.and_then(|from| datagrams(from, to.datagrams?)),
         interfaces: from.interfaces.and_then(|from| Ok(interfaces(&from, &to.interfaces?))),
     })
 }
@@ -215,6 +235,7 @@ mod tests {
     fn disk(name: &str, requests: u64, busy_ms: u64) -> DiskCounters {
         DiskCounters {
             name: name.into(),
+            counted: true,
             requests,
             request_ms: [2 * requests, requests, 0],
             sectors: 8 * requests,
@@ -261,6 +282,25 @@ mod tests {
     }
 
     #[test]
+    fn a_disk_that_is_not_counted_has_a_reason_and_no_figures() {
+        let still = |name: &str| DiskCounters { counted: false, ..disk(name, 7, 7) };
+        let (from, to) = (disk("sdb", 7, 7), disk("sdb", 9, 8));
+        let seen = over(&[disk("sda", 7, 7), from], &[still("sda"), to]).unwrap();
+        assert_eq!((seen.busiest.len(), seen.busiest[0].name.as_str()), (1, "sdb"));
+        assert_eq!(seen.uncounted, ["sda"]);
+        let none = over(&[still("sda")], &[still("sda")]).unwrap_err();
+        assert_eq!(none.reason, Reason::Disabled);
+        assert!(none.detail.contains("of sda") && !none.mend.is_empty(), "{none}");
+        // A driver that counts whatever the file says.
+        let counts = DiskCounters { counted: false, ..disk("sda", 9, 8) };
+        let seen = over(&[still("sda")], &[counts]).unwrap();
+        assert_eq!((seen.busiest[0].requests, seen.uncounted.is_empty()), (2, true));
+        // The twin is counted, and had no request.
+        let idle = over(&[disk("sda", 7, 7)], &[disk("sda", 7, 7)]).unwrap();
+        assert_eq!((idle.busiest[0].requests, idle.uncounted.is_empty()), (0, true));
+    }
+
+    #[test]
     fn a_disk_that_answers_nothing_comes_first() {
         let waiting = |requests| DiskCounters { in_flight: 3, ..disk("sdb", requests, 5) };
         let busy = [disk("sda", 0, 0), disk("sda", 9, 900)];
@@ -297,7 +337,13 @@ mod tests {
         let folder = root.join(format!("{pid}/net"));
         std::fs::create_dir_all(&folder).unwrap();
         let put = |name: &str, text: String| std::fs::write(folder.join(name), text).unwrap();
-        put("snmp", format!("Tcp: OutSegs RetransSegs\nTcp: {sent} {again}\n"));
+        put(
+            "snmp",
+            format!(
+                "Tcp: OutSegs RetransSegs\nTcp: {sent} {again}\n\
+                 Udp: InDatagrams OutDatagrams InErrors RcvbufErrors\nUdp: {sent} 9 {dropped} {dropped}\n"
+            ),
+        );
         put(
             "netstat",
             format!("TcpExt: ListenOverflows ListenDrops TCPTimeouts\nTcpExt: 1 {dropped} {again}\n"),
@@ -325,6 +371,8 @@ mod tests {
         assert_eq!((seen.pid, seen.over_ns, seen.sent, seen.retransmitted), (7, 1_000, 60, 3));
         let events = TcpEvents { timeouts: 3, listen_overflows: 0, listen_drops: 1 };
         assert_eq!(seen.events, Ok(events));
+        let datagrams = Datagrams { received: 60, sent: 0, dropped: 1, overflows: 1 };
+        assert_eq!(seen.datagrams, Ok(datagrams));
         let interfaces = Interfaces { packets: 60, errors: 0, dropped: 1, worst: Some("eth0".into()) };
         assert_eq!(seen.interfaces, Ok(interfaces));
     }

@@ -1,7 +1,7 @@
 //! What the machine's disks and the target's network did while the window was open. Counts are increases over that time.
 
 use crate::recording::gained;
-use crate::units::Measured;
+use crate::units::{Absence, Measured, Reason};
 use serde::{Deserialize, Serialize};
 
 /// The most disks that a recording lists.
@@ -15,7 +15,8 @@ pub struct Devices {
     pub network: Measured<Network>,
 }
 
-/// The disks of the machine: no partitions, and none that are in memory or a file. Other processes use them too.
+/// The disks of the machine: no partitions, and none that are in memory or a file. Other processes use them too, and the target
+/// perhaps none of them: its files may be on a file system of the network.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Disks {
     /// Time between the two readings.
@@ -26,6 +27,17 @@ pub struct Disks {
     /// The number of disks that are not listed, and the sum of the times in which each of them was busy.
     pub others: u32,
     pub others_busy_ms: u64,
+    /// Disks whose requests the kernel does not count: their counters stand still. See [`uncounted`].
+    #[serde(deserialize_with = "crate::room::charged")]
+    pub uncounted: Vec<String>,
+}
+
+/// Why a disk has no figures (Documentation/ABI/stable/sysfs-block).
+pub fn uncounted(disk: &str) -> Absence {
+    let detail = format!("the kernel does not count the requests of {disk} (iostats is 0)");
+    // A slash in a name is `!` in sysfs.
+    let file = format!("/sys/block/{}/queue/iostats", disk.replace('/', "!"));
+    Absence::new(Reason::Disabled, detail).mend(format!("write 1 to {file}"))
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,6 +100,7 @@ impl Disks {
         let numbers =
             |disk: &DiskUse| [disk.requests, disk.request_ms, disk.sectors, disk.busy_ms, disk.stuck];
         (1..=MOST_DISKS).contains(&self.busiest.len())
+            && self.uncounted.len() <= MOST_DISKS
             && self.busiest.iter().flat_map(numbers).chain([self.others_busy_ms]).all(possible)
     }
 }
@@ -102,6 +115,7 @@ pub struct Network {
     pub sent: u64,
     pub retransmitted: u64,
     pub events: Measured<TcpEvents>,
+    pub datagrams: Measured<Datagrams>,
     pub interfaces: Measured<Interfaces>,
 }
 
@@ -113,6 +127,17 @@ pub struct TcpEvents {
     pub listen_overflows: u64,
     /// Connections that a listening socket dropped, for this reason or another.
     pub listen_drops: u64,
+}
+
+/// Of UDP, over IPv4 and IPv6. The kernel counts none that are lost in transit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Datagrams {
+    pub received: u64,
+    pub sent: u64,
+    /// They came, but no program got them: the buffer of a socket was full, or they were damaged.
+    pub dropped: u64,
+    /// Those of them for which the buffer was full.
+    pub overflows: u64,
 }
 
 /// The sum of all interfaces, both directions.
@@ -134,8 +159,14 @@ impl Network {
     /// The numbers are possible in a window.
     pub fn is_sound(&self) -> bool {
         let events = self.events.iter().flat_map(|e| [e.timeouts, e.listen_overflows, e.listen_drops]);
+        let datagrams = self.datagrams.iter().flat_map(|d| [d.received, d.sent, d.dropped, d.overflows]);
         let packets = self.interfaces.iter().flat_map(|i| [i.packets, i.errors, i.dropped]);
-        [self.sent, self.retransmitted].into_iter().chain(events).chain(packets).all(possible)
+        [self.sent, self.retransmitted]
+            .into_iter()
+            .chain(events)
+            .chain(datagrams)
+            .chain(packets)
+            .all(possible)
     }
 }
 
@@ -157,8 +188,13 @@ mod tests {
             busy_ms: 500,
             stuck: 0,
         };
-        let disks =
-            Disks { over_ns: 2_000_000_000, busiest: vec![disk.clone()], others: 3, others_busy_ms: 100 };
+        let disks = Disks {
+            over_ns: 2_000_000_000,
+            busiest: vec![disk.clone()],
+            others: 3,
+            others_busy_ms: 100,
+            uncounted: vec![],
+        };
         assert_eq!((disks.busy(&disk), disks.any_busy(), disk.ms_per_request()), (0.25, 0.3, Some(15.0)));
         assert_eq!((disks.in_flight(&disk), disks.requests_per_s(&disk)), (1.5, 100.0));
         assert_eq!(disks.bytes_per_s(&disk), 1_024_000.0);
@@ -169,17 +205,23 @@ mod tests {
 
     #[test]
     fn numbers_that_no_window_has_are_not_sound() {
-        let disks = |requests, count: usize| {
+        let disks = |requests, count: usize, uncounted: usize| {
             let disk = DiskUse { requests, ..DiskUse::default() };
-            Disks { over_ns: 1, busiest: vec![disk; count], others: 0, others_busy_ms: 0 }.is_sound()
+            let uncounted = vec!["sdb".to_owned(); uncounted];
+            Disks { over_ns: 1, busiest: vec![disk; count], others: 0, others_busy_ms: 0, uncounted }
+                .is_sound()
         };
-        assert!(disks(7, 1) && disks(7, MOST_DISKS));
-        assert!(!disks(7, 0) && !disks(7, MOST_DISKS + 1) && !disks(u64::MAX, 1));
-        let network = |timeouts| {
+        assert!(disks(7, 1, 0) && disks(7, MOST_DISKS, MOST_DISKS));
+        assert!(!disks(7, 0, 0) && !disks(7, MOST_DISKS + 1, 0) && !disks(u64::MAX, 1, 0));
+        assert!(!disks(7, 1, MOST_DISKS + 1));
+        let network = |timeouts, dropped| {
             let events = Ok(TcpEvents { timeouts, ..TcpEvents::default() });
+            let datagrams = Ok(Datagrams { dropped, ..Datagrams::default() });
             let interfaces = Ok(Interfaces::default());
-            Network { pid: 1, over_ns: 1, sent: 1, retransmitted: 0, events, interfaces }.is_sound()
+            let network =
+                Network { pid: 1, over_ns: 1, sent: 1, retransmitted: 0, events, datagrams, interfaces };
+            network.is_sound()
         };
-        assert!(network(7) && !network(1 << 63));
+        assert!(network(7, 7) && !network(1 << 63, 7) && !network(7, 1 << 63));
     }
 }

@@ -133,7 +133,7 @@ impl<'a> Names<'a> {
             rec,
             processes: processes.collect(),
             threads: threads.collect(),
-            frames: rec.frames.iter().map(|frame| name(rec, frame)).collect(),
+            frames: rec.frames.iter().map(|frame| name(module(rec, frame), frame)).collect(),
             loops: if rec.python.is_empty() { vec![] } else { rec.frames.iter().map(is_loop).collect() },
         }
     }
@@ -199,11 +199,12 @@ fn python_name(frame: &str) -> String {
     }
 }
 
-fn name(rec: &Recording, frame: &Frame) -> String {
+/// One frame, made safe for the format.
+pub(crate) fn name(module: Option<&Module>, frame: &Frame) -> String {
     match frame.symbol.as_deref().filter(|s| !s.trim().is_empty()) {
         Some(symbol) => safe(symbol),
         // One box for all code of a module without symbols; single addresses would make many small boxes.
-        None => safe(&format!("[{}]", module(rec, frame).map_or("unknown", |m| basename(&m.path)))),
+        None => safe(&format!("[{}]", module.map_or("unknown", |m| basename(&m.path)))),
     }
 }
 
@@ -217,7 +218,7 @@ fn basename(path: &str) -> &str {
 
 /// Makes a name safe for readers of the format. They split at `;` and at the last blank, take a second number at the
 /// end as a second count, and skip lines that begin with `# `.
-fn safe(name: &str) -> String {
+pub(crate) fn safe(name: &str) -> String {
     let mut safe = terminal(name).replace("; ", ", ").replace(';', ",");
     safe = safe.trim().to_string();
     if let Some((front, last)) = safe.rsplit_once(char::is_whitespace)

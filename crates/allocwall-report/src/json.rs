@@ -243,7 +243,7 @@ fn process(p: &Process) -> Value {
 }
 
 /// `"static"` and `{"glibc": {"version": …}}` alike as `{"kind": …, …}`.
-fn named<T: Serialize>(value: &T) -> Value {
+pub fn named<T: Serialize>(value: &T) -> Value {
     match plain(value) {
         Value::Object(variants) => variants.into_iter().next().map_or(Value::Null, |(name, fields)| {
             let mut object = serde_json::Map::from_iter([("kind".to_string(), Value::String(name))]);

@@ -296,6 +296,7 @@ fn window_value(nth: usize, window: &Window) -> Value {
 mod tests {
     use super::super::sketches;
     use super::*;
+    use crate::described::described;
     use allocwall_diagnose::series::{Found, judge};
     use allocwall_diagnose::{Status, Whole};
     use allocwall_model::catalogue::cost::CostClass;
@@ -381,6 +382,7 @@ mod tests {
             "VERDICT No wall lasts; allocator contention is one in window 3.",
             "6 of 12 planned windows: the target ended.",
             "allocator contention does not last: only in window 3",
+            "not judged: 6 windows can't show a step among 2 figures; at least 10 are needed: allocator locks",
         ] {
             assert!(flat.contains(part), "{part}: {flat}");
         }
@@ -434,20 +436,7 @@ mod tests {
             paths(&value(&series, &judge(&series.windows)), "", &mut found);
         }
         found.retain(|path| !path.starts_with("tool.") && path != "walls" && path != "brief");
-        let page = include_str!("../../../docs/json.md");
-        let section =
-            page.split("\n## ").find(|s| s.starts_with("A series of windows: ")).expect("a section");
-        let mut described = BTreeSet::new();
-        for row in section.lines().filter_map(|row| row.strip_prefix("| ")?.split(" |").next()) {
-            let mut names = row.split('`').skip(1).step_by(2).map(str::to_owned);
-            let Some(first) = names.next() else { continue };
-            let above = first.rsplit_once('.').map_or("", |(above, _)| above).to_owned();
-            described.extend(names.map(|name| match name.strip_prefix('.') {
-                Some(name) => format!("{above}.{name}"),
-                None => name.clone(),
-            }));
-            described.insert(first);
-        }
+        let mut described = described("A series of windows: ");
         described.remove("tool");
         assert_eq!(found, described);
     }

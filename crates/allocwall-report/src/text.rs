@@ -421,11 +421,16 @@ impl Columns {
     }
 
     fn bar(&self, share: f64) -> String {
-        let eighths = (share.clamp(0.0, 1.0) * self.bar as f64 * 8.0).round() as usize;
-        let mut bar = "█".repeat(eighths / 8);
-        bar.extend(['▏', '▎', '▍', '▌', '▋', '▊', '▉'].get((eighths % 8).wrapping_sub(1)));
-        bar
+        bar(share, self.bar)
     }
+}
+
+/// A share of `width` columns, to an eighth of a column.
+pub fn bar(share: f64, width: usize) -> String {
+    let eighths = (share.clamp(0.0, 1.0) * width as f64 * 8.0).round() as usize;
+    let mut bar = "█".repeat(eighths / 8);
+    bar.extend(['▏', '▎', '▍', '▌', '▋', '▊', '▉'].get((eighths % 8).wrapping_sub(1)));
+    bar
 }
 
 fn on_cpu(page: &mut Page, rec: &Recording, bill: &Bill) {

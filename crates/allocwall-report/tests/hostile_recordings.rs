@@ -5,7 +5,9 @@ use allocwall_diagnose::{self as diagnose, bill};
 use allocwall_measure::file::{self, Batch, Head, Part, Tail, Writer};
 use allocwall_measure::reading::Readers;
 use allocwall_measure::record::{self, Request, Target};
-use allocwall_model::devices::{Devices, DiskUse, Disks, Interfaces, MOST_DISKS, Network, TcpEvents};
+use allocwall_model::devices::{
+    Datagrams, Devices, DiskUse, Disks, Interfaces, MOST_DISKS, Network, TcpEvents,
+};
 use allocwall_model::placement::{NodeCpus, NodePages, Placed, Placement};
 use allocwall_model::recording::*;
 use allocwall_model::resident::Amount;
@@ -458,6 +460,7 @@ fn the_largest_numbers_that_pass_are_harmless() {
                 busiest: vec![disk; MOST_DISKS],
                 others: u32::MAX,
                 others_busy_ms: MOST,
+                uncounted: vec!["f".repeat(9_000); MOST_DISKS],
             }),
             network: Ok(Network {
                 pid: i32::MAX,
@@ -465,6 +468,7 @@ fn the_largest_numbers_that_pass_are_harmless() {
                 sent: MOST,
                 retransmitted: MOST,
                 events: Ok(events),
+                datagrams: Ok(Datagrams { received: MOST, sent: MOST, dropped: MOST, overflows: MOST }),
                 interfaces: Ok(interfaces),
             }),
         };

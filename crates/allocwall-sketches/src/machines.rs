@@ -322,7 +322,8 @@ impl Tree {
     fn network(&self, folder: &str) {
         self.write(
             &format!("{folder}/snmp"),
-            "Ip: Forwarding DefaultTTL\nIp: 2 64\nTcp: MaxConn InSegs OutSegs RetransSegs\nTcp: -1 11514035 11500608 55\n",
+            "Ip: Forwarding DefaultTTL\nIp: 2 64\nTcp: MaxConn InSegs OutSegs RetransSegs\nTcp: -1 11514035 11500608 55\n\
+             Udp: InDatagrams NoPorts InErrors OutDatagrams RcvbufErrors\nUdp: 179 0 0 181 0\n",
         );
         self.write(
             &format!("{folder}/netstat"),

@@ -1,7 +1,7 @@
 //! Counts how many allocator calls of a running program the arm's library serves. It counts for a short time, in the run that is
 //! not part of the comparison: each counted call costs a trap (see [`allocwall_host::uprobe`]).
 
-use super::proof::is_file_at;
+use super::proof::{SERVED, is_file_at};
 use super::run::Family;
 use allocwall_host::clock::monotonic_ns;
 use allocwall_host::elf::{ElfFile, SymbolKind, Table};
@@ -21,13 +21,14 @@ use std::time::Duration;
 /// Entry points of an allocator, with operator new and new[] of C++. A library may have several names for one address.
 const ENTRIES: &[&[u8]] =
     &[b"malloc", b"calloc", b"realloc", b"aligned_alloc", b"memalign", b"posix_memalign", b"_Znwm", b"_Znam"];
-/// Times of the counts, after the start or the beginning of the load. The later ones are used if there were few calls so far.
+/// Times of the counts, after the start or the beginning of the load. The later ones are used if there were few calls so far, or if
+/// other files served them.
 const MOMENTS_MS: &[u64] = &[30, 250, 1_000, 4_000];
 /// Length of one count.
 const MOMENT: Duration = Duration::from_millis(100);
 /// Time over which the CPU time of threads is compared, to find those that run.
 const GLANCE: Duration = Duration::from_millis(10);
-/// Calls after which no further count is made.
+/// Calls that are enough for a judgement by one count.
 const PLENTY: u64 = 1_000;
 /// Limit of probes at a time, in whole threads, because removing a probe takes time. Enough for two threads with a library and
 /// libc.
@@ -49,6 +50,11 @@ pub struct Calls {
 impl Calls {
     pub fn all(&self) -> u64 {
         self.served + self.elsewhere.values().sum::<u64>()
+    }
+
+    /// NaN without a call.
+    pub fn share(&self) -> f64 {
+        self.served as f64 / self.all() as f64
     }
 
     fn add(&mut self, other: Calls) {
@@ -97,7 +103,7 @@ fn count_until(stopped: &Receiver<()>, family: Family, library: &Path) -> Measur
     let mut counter =
         Counter { uprobes: Uprobes::live()?, proc: ProcFs::live(), library, files: HashMap::new() };
     let began = monotonic_ns();
-    let mut calls = Calls::default();
+    let (mut calls, mut first) = (Calls::default(), None);
     let mut why = over();
     for due_ms in MOMENTS_MS {
         let due = began + due_ms * 1_000_000;
@@ -109,10 +115,16 @@ fn count_until(stopped: &Receiver<()>, family: Family, library: &Path) -> Measur
             Err(absence) if absence.reason == Reason::NotPermitted => return Err(absence),
             Err(absence) => why = absence,
         }
-        if calls.all() >= PLENTY {
-            break;
+        if first.is_none() && calls.all() >= PLENTY {
+            if calls.share() >= SERVED {
+                break;
+            }
+            // A program may begin with calls to another malloc, in a process that starts it or by that malloc's own name. So all that
+            // follow decide.
+            first = Some(std::mem::take(&mut calls));
         }
     }
+    let calls = first.filter(|_| calls.all() < PLENTY).unwrap_or(calls);
     match calls.counted_ns {
         0 => Err(why),
         _ => Ok(calls),

@@ -357,7 +357,7 @@ fn malloc_from(path: &Path, seen: &Seen, bindings: Option<&Bindings>) -> Judgeme
 const ENOUGH_CALLS: u64 = 100;
 /// If the library serves less than this share of the calls, the proof is refuted. A few calls always go to other libraries: from
 /// processes that started without the preload, and through private names of libc.
-const SERVED: f64 = 0.9;
+pub(super) const SERVED: f64 = 0.9;
 
 /// The bindings prove that calls would go to the library; this item shows that they do.
 fn serves(library: &Path, first: &FirstRun) -> ProofItem {
@@ -386,7 +386,7 @@ fn served(library: &Path, calls: &Calls, bindings: Option<&Bindings>) -> Measure
         let detail = format!("only {all} calls in {seconds:.1} s, too few for a share");
         return Err(Absence::new(Reason::TooLittle, detail));
     }
-    let share = calls.served as f64 / all as f64;
+    let share = calls.share();
     let threads = match calls.threads - calls.counted_threads {
         0 => String::new(),
         _ => format!(", in the {} busiest of {} threads", calls.counted_threads, calls.threads),

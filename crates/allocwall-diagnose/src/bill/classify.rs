@@ -235,7 +235,7 @@ impl<'a> Classifier<'a> {
                 Some(_) => None,
             })
             .collect();
-        let user = recording.frames.iter().map(|f| user_role(recording, f)).collect();
+        let user = recording.frames.iter().map(|f| user_role(module(recording, f), f)).collect();
         let running = |is: fn(&Runtime) -> bool| -> BTreeSet<i32> {
             recording.processes.iter().filter(|p| p.runtime.as_ref().is_ok_and(is)).map(|p| p.pid).collect()
         };
@@ -468,6 +468,11 @@ impl<'a> Classifier<'a> {
         )
     }
 
+    /// Whether the sample is in callbacks of RCU, which interrupted the thread.
+    pub(super) fn runs_callbacks(&self, sample: &CpuSample) -> bool {
+        symbols::runs_callbacks(self.frames(sample.kernel).iter().map(|f| self.kernel_role(*f)))
+    }
+
     /// Whether the sample is in the copying of a page that a fork shares.
     pub(super) fn copies_page(&self, sample: &CpuSample) -> bool {
         self.line(sample) == KernelLine::WriteFault(Some(CostClass::CopyOnWrite))
@@ -607,7 +612,7 @@ impl<'a> Classifier<'a> {
             Some(CallWait::Futex) => self.futex(sample),
             Some(CallWait::Map) if sample.state == 'D' || !stack_read => WaitClass::AddressSpaceLock,
             Some(CallWait::Lock) => WaitClass::ApplicationLock,
-            Some(CallWait::Storage) => WaitClass::Storage,
+            Some(CallWait::Storage | CallWait::File) => WaitClass::Storage,
             Some(CallWait::Child) => WaitClass::Idle,
             Some(CallWait::Idle) if sample.state == 'S' => WaitClass::Idle,
             // A fault sleeps for its page from storage (a major fault) or for the lock. A stack would show storage.
@@ -621,6 +626,30 @@ impl<'a> Classifier<'a> {
             _ if sample.state == 'D' => WaitClass::Storage,
             _ => WaitClass::Other,
         }
+    }
+
+    /// Whether a function of the kernel or the system call shows that it is for storage. Other uninterruptible sleeps count as waits
+    /// for storage too.
+    pub fn surely_waits_for_storage(&self, sample: &WaitSample) -> bool {
+        if let Some(wait) = self.sleeps_in(sample) {
+            // The holder of a file's semaphore may write to memory alone.
+            return wait == KernelWait::Storage;
+        }
+        match sample.syscall.and_then(|nr| syscalls::call_wait(&self.recording.host.architecture, nr)) {
+            Some(CallWait::Storage) => true,
+            // Data of sockets and pipes is waited for in sleeps that can be interrupted. A function that is not in the table may be
+            // the caller of a lock: of the file, of a socket, or of the kernel.
+            Some(CallWait::File | CallWait::Idle) => {
+                sample.state == 'D' && !sample.kernel.is_some_and(|k| self.is_named(k))
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether it is for a file system of the network, or of another process.
+    pub fn waits_for_remote_storage(&self, sample: &WaitSample) -> bool {
+        let mut frames = self.frames(sample.kernel).iter();
+        frames.any(|f| self.kernel_name(Some(f)).is_some_and(syscalls::is_remote_storage))
     }
 
     fn is_address_space_lock(&self, kernel: &[u32], sample: &WaitSample, call: Option<CallWait>) -> bool {
@@ -739,8 +768,8 @@ impl<'a> Classifier<'a> {
     }
 }
 
-fn user_role(recording: &Recording, frame: &Frame) -> Option<UserRole> {
-    let module = module(recording, frame);
+/// Role of a user frame in a file; None if it is the application's, or unknown.
+pub fn user_role(module: Option<&Module>, frame: &Frame) -> Option<UserRole> {
     let named = |scope| frame.symbol.as_deref().and_then(|s| symbols::user_role(s, scope));
     if module.is_some_and(|m| is_allocator_code(m, frame.offset)) {
         return Some(match named(Scope::Any) {
@@ -1473,6 +1502,11 @@ mod tests {
             // A program is read from storage when it starts.
             ('D', Some(59), "io_schedule;folio_wait_bit_common;filemap_read;bprm_execve", "", 500, Storage),
             ('D', Some(59), "nfs_wait_bit_killable;nfs_file_read;kernel_read;bprm_execve", "", 500, Storage),
+            // The sleep of a reader of FUSE can be interrupted. Its server waits for work.
+            ('S', Some(0), "request_wait_answer;__fuse_simple_request;fuse_file_read_iter", "", 500, Storage),
+            ('S', Some(0), "fuse_dev_do_read;fuse_dev_read;vfs_read", "", 500, Idle),
+            // Threads that share a socket.
+            ('D', Some(47), "__lock_sock;lock_sock_nested;tcp_recvmsg;inet_recvmsg", "", 500, Idle),
             ('T', Some(35), "", "", 0, Stopped),
         ] {
             assert_eq!(
@@ -1480,6 +1514,35 @@ mod tests {
                 class,
                 "{state} {syscall:?} {kernel} {user}"
             );
+        }
+    }
+
+    #[test]
+    fn a_wait_is_surely_for_storage_if_a_function_or_the_call_shows_it() {
+        let inode = "rwsem_down_write_slowpath;down_write;ext4_buffered_write_iter;vfs_write;__x64_sys_write";
+        for (syscall, kernel, sure) in [
+            (0, "folio_wait_bit_common;filemap_read;vfs_read", true),
+            (1, "wait_transaction_locked", true),
+            (82, "wait_current_trans;start_transaction;btrfs_rename2", true),
+            (17, "cv_wait_common", true),
+            (74, "ext4_sync_file;vfs_fsync_range;do_fsync", true),
+            // Only the call is known.
+            (0, "", true),
+            (17, "", true),
+            (306, "", true),
+            (16, "", false),
+            // Locks of a file, of the kernel's files and of its network. Most stacks begin with the caller of a lock.
+            (18, inode, false),
+            (18, "ext4_buffered_write_iter;vfs_write;ksys_pwrite64", false),
+            (0, "kernfs_fop_read_iter;vfs_read;ksys_read", false),
+            (47, "netlink_dump;netlink_recvmsg;sock_recvmsg", false),
+        ] {
+            let mut s = Sketch::new();
+            s.waits(1, 7, 'D', Some(syscall), kernel, "");
+            let classifier = Classifier::new(&s.recording);
+            let wait = &s.recording.waits[0];
+            let got = (classifier.wait(wait), classifier.surely_waits_for_storage(wait));
+            assert_eq!(got, (WaitClass::Storage, sure), "{syscall} {kernel}");
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::classify::Classifier;
 use super::sites::{SiteSample, sites};
-use super::{CpuLine, block_of, blocks, increase};
+use super::{Classified, CpuLine, block_of, blocks, increase};
 use allocwall_model::catalogue::cost::CostClass;
 use allocwall_model::catalogue::prices::CONTEXT_SWITCH;
 use allocwall_model::catalogue::walls::Wall;
@@ -345,7 +345,7 @@ fn method(class: CostClass, recording: &Recording) -> &'static str {
         CostClass::AddressSpaceLock => "CPU samples: semaphore functions below map calls and faults",
         CostClass::Reclaim => "CPU samples: kernel in reclaim, compaction, huge-page collapse",
         CostClass::KernelSlab => {
-            "CPU samples: kernel in its own allocator of small objects, except for faults, map calls, reclaim, fork and exit"
+            "CPU samples: kernel in its own allocator of small objects, except for faults, map calls, reclaim, fork, exit and interrupts"
         }
         CostClass::ForkExit => "CPU samples: kernel stack in fork, clone, exec, exit or wait",
         CostClass::FileSystem => "CPU samples: kernel stack in file system or block code",
@@ -415,14 +415,15 @@ fn short_lived(recording: &Recording) -> BTreeSet<i32> {
 
 /// Part of the samples in map calls that the process-wide allocator made, by the frames nearest to the call: in processes that
 /// live for more than a moment.
-pub fn map_calls_by_malloc(recording: &Recording) -> Measured<Interval> {
+pub fn map_calls_by_malloc(
+    recording: &Recording,
+    Classified { classifier, classes }: &Classified,
+) -> Measured<Interval> {
     const FEWEST: u64 = 20;
-    let classifier = Classifier::new(recording);
-    let classes = classifier.cpu(&recording.samples);
     let short_lived = short_lived(recording);
     let (mut calls, mut by_malloc) = (0u64, 0u64);
     for (sample, class) in recording.samples.iter().zip(classes) {
-        if Wall::MapChurn.lines().contains(&class)
+        if Wall::MapChurn.lines().contains(class)
             && let Some(malloc) = classifier.called_by_allocator(sample)
         {
             calls += 1;
@@ -594,7 +595,7 @@ mod tests {
                 sample.pid = PID + 1 + (nth / 3) as i32;
                 sample.t_ns = (nth / 3 * 400 + nth % 3 * child_ms / 2) * MS;
             }
-            map_calls_by_malloc(&s.recording).expect("enough samples").point
+            map_calls_by_malloc(&s.recording, &Classified::of(&s.recording)).expect("enough samples").point
         };
         assert_eq!(part("ld.so!_dl_map_segments;ld.so!dl_main", 1_000, true), 0.25);
         assert_eq!((part(MALLOC, 2, true), part(MALLOC, 1_000, true)), (0.25, 1.0));

@@ -6,6 +6,7 @@ mod owners;
 mod sites;
 mod slab;
 mod starts;
+mod storage;
 mod waits;
 
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
@@ -14,18 +15,33 @@ use allocwall_model::recording::{ProbeName, Recording, Tick, gained};
 use allocwall_model::units::{Absence, Interval, Measured, Reason};
 use serde::{Deserialize, Serialize};
 
-pub use classify::{Classifier, is_allocator_code};
+pub use classify::{Classifier, is_allocator_code, user_role};
 pub use cpu::{Sampled, map_calls_by_malloc, stripped_runtime};
 pub use owners::{Basis, Faulted, LEAST_KNOWN, OwnerShare, of_files};
 pub use sites::{GENERATED_CODE, NO_CALLERS, NO_SYMBOL, NO_USER_STACK, PythonStacks, REPRESENTATIVE};
-pub use slab::SlabUse;
+pub use slab::{LEAST_LATE, SlabUse};
 pub use starts::Starts;
+pub use storage::StorageWaits;
 pub use waits::may_have_gil;
 
+/// The samples of CPU time with their lines.
+pub struct Classified<'a> {
+    pub classifier: Classifier<'a>,
+    /// In the order of the samples.
+    pub classes: Vec<CostClass>,
+}
+
+impl<'a> Classified<'a> {
+    pub fn of(recording: &'a Recording) -> Classified<'a> {
+        let classifier = Classifier::new(recording);
+        let classes = classifier.cpu(&recording.samples);
+        Classified { classifier, classes }
+    }
+}
+
 pub fn of(recording: &Recording) -> Bill {
-    let classifier = Classifier::new(recording);
+    let Classified { classifier, classes } = Classified::of(recording);
     let cpu_s = cpu::charged_s(recording);
-    let classes = classifier.cpu(&recording.samples);
     let unseen = cpu::Unseen::of(recording, &classifier, &classes, cpu_s);
     let sampled = Sampled::of(recording, &classes, &unseen);
     Bill {

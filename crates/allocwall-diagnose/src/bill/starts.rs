@@ -1,7 +1,7 @@
 //! How the processes and threads of the target start and end: by forks, which copy an address space, or otherwise; and
 //! whether processes copy the pages that they share since a fork.
 
-use super::classify::Classifier;
+use super::Classified;
 use allocwall_model::catalogue::cost::CostClass;
 use allocwall_model::catalogue::symbols::ProcessStep;
 use allocwall_model::recording::Recording;
@@ -21,15 +21,13 @@ pub struct Starts {
 }
 
 impl Starts {
-    pub fn of(recording: &Recording) -> Starts {
-        let classifier = Classifier::new(recording);
-        let classes = classifier.cpu(&recording.samples);
+    pub fn of(recording: &Recording, Classified { classifier, classes }: &Classified) -> Starts {
         let mut starts = Starts::default();
         for (sample, class) in recording.samples.iter().zip(classes) {
-            if class == CostClass::CopyOnWrite {
+            if *class == CostClass::CopyOnWrite {
                 starts.copied_pages += u64::from(classifier.copies_page(sample));
             }
-            if class != CostClass::ForkExit {
+            if *class != CostClass::ForkExit {
                 continue;
             }
             starts.all += 1;
@@ -119,7 +117,7 @@ mod tests {
         for &(stack, count) in stacks {
             s.samples(count, PID, stack, "app!start");
         }
-        Starts::of(&s.recording)
+        Starts::of(&s.recording, &Classified::of(&s.recording))
     }
 
     #[test]

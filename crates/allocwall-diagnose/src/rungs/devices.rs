@@ -1,14 +1,15 @@
-//! Rung 2: the disks and the network, by the kernel's counters, as iostat and nstat show them. The samples of waiting threads
-//! show whether the target waits for a disk at all.
+//! Rung 2: the disks and the network. The samples of its waiting threads show whether the target waits for storage. The kernel's
+//! counters, as iostat and nstat show them, are those of the whole machine and of a network namespace.
 
 use crate::context::{Context, count, percent, total};
 use crate::judge::{Case, Judged};
 use crate::{ShellLine, Status, Whole};
 use allocwall_model::catalogue::advice::{self, Advice};
 use allocwall_model::catalogue::cost::WaitClass;
+use allocwall_model::catalogue::syscalls;
 use allocwall_model::catalogue::thresholds::{self, DISK_LOAD, LEAST_TIMEOUT_S};
 use allocwall_model::catalogue::walls::Wall;
-use allocwall_model::devices::{DiskUse, Disks, Network};
+use allocwall_model::devices::{Datagrams, DiskUse, Disks, Network, uncounted};
 use allocwall_model::units::{self, Absence, Interval, Reason, thousands};
 
 /// Disks with a line of their own in the evidence.
@@ -22,34 +23,54 @@ const IDLE_FROM: f64 = 0.5;
 const LONGEST_NAME: usize = 16;
 /// Waits that take a smaller part of its threads' time do not slow the target. The same value as for waits for a lock.
 const HARDLY: f64 = 0.05;
+/// If a smaller part of the packets are UDP datagrams, or fewer of them come or go each second, what is lost of them does not count.
+/// Our choice.
+const FEW_DATAGRAMS: f64 = 0.05;
+const FEW_DATAGRAMS_PER_S: f64 = 1.0;
 
 pub fn disk(ctx: &Context) -> Judged {
-    const WALL: Wall = Wall::Disk;
-    let show = ShellLine::from("iostat -xz 1 5").remark("columns %util, r_await and w_await");
-    let disks = match &ctx.recording.devices.disks {
-        Ok(disks) => disks,
-        Err(absence) => {
-            let absence =
-                absence.clone().mend_if_none(["run allocwall where /proc/diskstats lists the disks"]);
-            return Judged::not_measured(WALL, Whole::ThreadTime, absence, show);
-        }
-    };
+    let show = ctx
+        .show(|pid| format!("pidstat -d -p {pid} 1 5"), "pidstat -d 1 5 -e CMD")
+        .remark("kB_rd/s, kB_wr/s; disks: iostat -xz");
+    let disks = ctx.recording.devices.disks.as_ref();
     let judged = match ctx.wait(WaitClass::Storage) {
-        // A thread waits for a disk only while the disk is busy.
-        _ if are_idle(disks) => Judged::ruled_out(WALL, Whole::ThreadTime, busiest_disk(disks), show)
-            .share(Interval::new(0.0, 0.0, disks.any_busy())),
-        Ok(waits) => by_waits(ctx, disks, waits, show),
-        Err(absence) => {
-            let absence =
-                absence.mend_if_none([Advice::text("run as the target's user"), advice::RUN_AS_ROOT]);
-            Judged::not_measured(WALL, Whole::ThreadTime, absence, show)
-        }
+        Ok(waits) => by_waits(ctx, disks.ok(), waits, show),
+        Err(absence) => not_read(absence, show),
     };
-    let used = disks.busiest.iter().filter(|disk| is_used(disk)).take(MOST_LINES);
-    let judged = used.fold(judged, |judged, disk| judged.evidence(line(disks, disk)));
-    let several = disks.busiest.len() > 1 || disks.others > 0;
-    let which = several.then(|| "which of the machine's disks the target uses is not known".to_owned());
-    judged.evidence_if(storage_waits(ctx, disks)).evidence_if(pressure(ctx)).evidence_if(which)
+    let judged = match disks {
+        Ok(disks) => of_disks(disks).into_iter().fold(judged, Judged::evidence),
+        Err(absence) => judged.evidence(format!("disks not read: {absence}")),
+    };
+    of_waits(ctx).into_iter().fold(judged, Judged::evidence).evidence_if(pressure(ctx))
+}
+
+fn not_read(absence: Absence, show: ShellLine) -> Judged {
+    let absence = absence.mend_if_none([Advice::text("run as the target's user"), advice::RUN_AS_ROOT]);
+    Judged::not_measured(Wall::Disk, Whole::ThreadTime, absence, show)
+}
+
+/// The figures of disks, one disk a line.
+fn of_disks(disks: &Disks) -> Vec<String> {
+    let used = disks.busiest.iter().filter(|disk| is_used(disk)).map(|disk| line(disks, disk));
+    let uncounted = disks.uncounted.iter().map(|disk| uncounted(&short(disk)).detail);
+    used.take(MOST_LINES).chain(uncounted.take(MOST_LINES)).collect()
+}
+
+/// What the sentence says about the place: the name of the wall, and where the threads wait or what is known of the disks.
+pub fn storage_place(ctx: &Context) -> (&'static str, String) {
+    if ctx.storage().are_remote() {
+        return ("Storage", "most of it for a file system of the network, or of a process".to_owned());
+    }
+    match &ctx.recording.devices.disks {
+        Ok(disks) if any_is_loaded(disks) => {
+            ("The disk", format!("busiest disk of the machine: {}", busiest_disk(disks)))
+        }
+        Ok(disks) if are_idle(disks) => {
+            let place = "the machine's disks are hardly busy: perhaps a file system of the network";
+            ("Storage", place.to_owned())
+        }
+        _ => ("Storage", "which disk or file system is not known".to_owned()),
+    }
 }
 
 /// Pressure stall information.
@@ -58,10 +79,10 @@ fn pressure(ctx: &Context) -> Option<String> {
     Some(format!("tasks of this machine waited for I/O {} of the time", percent(part.min(1.0))))
 }
 
-/// Whether no thread can have waited for a disk for a part of its time that counts.
+/// Whether no thread can have waited for one of these disks for a part of its time that counts.
 fn are_idle(disks: &Disks) -> bool {
     let stuck = disks.busiest.iter().any(|disk| disk.stuck > 0);
-    !stuck && disks.any_busy() < thresholds::of(Wall::Disk).contributor
+    !stuck && disks.uncounted.is_empty() && disks.any_busy() < thresholds::of(Wall::Disk).contributor
 }
 
 /// A disk may be busy with requests that it has not completed.
@@ -76,12 +97,25 @@ fn is_loaded(disks: &Disks, disk: &DiskUse) -> bool {
     disk.stuck > 0 || busy >= DISK_LOAD.busy || slow && busy >= thresholds::of(Wall::Disk).contributor
 }
 
-fn by_waits(ctx: &Context, disks: &Disks, waits: Interval, show: ShellLine) -> Judged {
+fn any_is_loaded(disks: &Disks) -> bool {
+    disks.busiest.iter().any(|disk| is_loaded(disks, disk))
+}
+
+/// Judges the waits. `disks`: None if they were not read.
+fn by_waits(ctx: &Context, disks: Option<&Disks>, waits: Interval, show: ShellLine) -> Judged {
+    const WALL: Wall = Wall::Disk;
+    let seen = ctx.storage();
     let active = ctx.active_thread_s();
     let of = |waits_s: f64| if waits_s + active > 0.0 { waits_s / (waits_s + active) } else { 0.0 };
+    let share = Interval::new(of(waits.low), of(waits.point), of(waits.high));
+    // The samples may be too few to rule it out. A thread waits for a disk only while the disk is busy.
+    let hardly = seen.remote_ns == 0 && share.point < thresholds::of(WALL).contributor;
+    if let Some(disks) = disks.filter(|disks| hardly && are_idle(disks)) {
+        return Judged::ruled_out(WALL, Whole::ThreadTime, busiest_disk(disks), show).share(share);
+    }
     let mut judged = Case {
-        wall: Wall::Disk,
-        share: Interval::new(of(waits.low), of(waits.point), of(waits.high)),
+        wall: WALL,
+        share,
         of: Whole::ThreadTime,
         amount: waits.scaled(1.0 / ctx.window_s),
         unit: "of working time",
@@ -89,42 +123,59 @@ fn by_waits(ctx: &Context, disks: &Disks, waits: Interval, show: ShellLine) -> J
         show: show.clone(),
     }
     .judge();
-    let loaded = disks.busiest.iter().any(|disk| is_loaded(disks, disk));
-    if judged.is(Status::RuledOut) && loaded && in_io_uring(ctx) >= HARDLY {
+    let may_be_loaded = disks.is_none_or(|disks| any_is_loaded(disks) || !disks.uncounted.is_empty());
+    if judged.is(Status::RuledOut) && may_be_loaded && in_io_uring(ctx) >= HARDLY {
         let detail = "its threads wait in io_uring_enter, for a disk or for something else";
         let absence = Absence::new(Reason::NotSupported, detail)
             .mend("see whether the target itself reads and writes: pidstat -d");
-        return Judged::not_measured(Wall::Disk, Whole::ThreadTime, absence, show);
+        return Judged::not_measured(WALL, Whole::ThreadTime, absence, show);
     }
     if judged.is(Status::RuledOut) {
-        judged.finding.because = with_more(judged.finding.because, &format!("; {}", busiest_disk(disks)));
+        let figures = disks.map_or(String::new(), |disks| format!("; {}", busiest_disk(disks)));
+        judged.finding.because = with_more(judged.finding.because, &figures);
         return judged;
     }
-    match loaded {
-        true => judged,
-        false => judged.at_most_contributor("but no disk is busy or slow"),
+    // A busy disk is no proof: other processes may use it.
+    let sure_alone = share.low * seen.part(seen.sure_ns);
+    if seen.are_sure() || sure_alone >= thresholds::of(WALL).wall_from {
+        return judged;
     }
+    if judged.is(Status::Wall) && seen.are_unread() {
+        let absence = Absence::new(Reason::NotPermitted, "what its threads wait for could not be read");
+        return not_read(absence, show);
+    }
+    judged.at_most_contributor("but most of these waits are not shown to be for storage")
 }
 
-/// Threads that wait in this call, on average. It waits for disks and for the network alike.
+/// Threads that wait in this call, on average.
 fn in_io_uring(ctx: &Context) -> f64 {
-    /// On every architecture.
-    const IO_URING_ENTER: i64 = 426;
-    let waits = ctx.recording.waits.iter().filter(|wait| wait.syscall == Some(IO_URING_ENTER));
+    let waits = ctx.recording.waits.iter().filter(|wait| wait.syscall == Some(syscalls::IO_URING_ENTER));
     total(waits.map(|wait| wait.weight_ns)) as f64 / 1e9 / ctx.window_s
 }
 
-fn storage_waits(ctx: &Context, disks: &Disks) -> Option<String> {
-    let threads = ctx.wait(WaitClass::Storage).ok()?.point / ctx.window_s;
-    let elsewhere = match are_idle(disks) && threads >= HARDLY {
-        true => ", not for these disks: for a file system of the network, or within the kernel",
-        false => "",
+fn of_waits(ctx: &Context) -> Vec<String> {
+    let waits = ctx.storage();
+    let Ok(threads) = ctx.wait(WaitClass::Storage).map(|waits| waits.point / ctx.window_s) else {
+        return vec![];
     };
-    Some(format!("{threads:.2} threads waited for storage on average{elsewhere}"))
+    let mut lines = vec![format!("{threads:.2} threads waited for storage on average")];
+    if waits.remote_ns > 0 {
+        let part = percent(waits.part(waits.remote_ns));
+        lines.push(format!("{part} of these waits are for a file system of the network, or of a process"));
+    }
+    if waits.all_ns > 0 && !waits.are_sure() {
+        let part = percent(1.0 - waits.part(waits.sure_ns));
+        lines.push(format!("{part} of these waits may be any other uninterruptible sleep of the kernel"));
+    }
+    if threads > 0.0 {
+        let whose = "which disk or file system they are for is not known: figures of disks are the machine's";
+        lines.push(whose.to_owned());
+    }
+    lines
 }
 
 /// The disk that slows its users most: `sda busy 3 %, 0.4 ms a request`.
-pub fn busiest_disk(disks: &Disks) -> String {
+fn busiest_disk(disks: &Disks) -> String {
     let loaded = disks.busiest.iter().find(|disk| is_loaded(disks, disk));
     match loaded.or(disks.busiest.first()).filter(|disk| is_used(disk)) {
         Some(disk) => figures(disks, disk),
@@ -194,17 +245,21 @@ pub fn network(ctx: &Context) -> Judged {
         show: show.clone(),
     }
     .judge();
-    if judged.is(Status::RuledOut) {
+    let unseen = unseen_losses(network).filter(|_| judged.is(Status::RuledOut));
+    // The packets may be those of other processes.
+    let hardly = hardly_waits(ctx).filter(|_| unseen.is_some() || !judged.is(Status::RuledOut));
+    if let Some(waits) = hardly {
+        let because = format!("its threads wait {} of their time", percent(waits));
+        judged = Judged::ruled_out(WALL, Whole::Segments, because, show).share(Interval::exact(part));
+    } else if let Some(absence) = unseen {
+        judged = Judged::not_measured(WALL, Whole::Segments, absence, show);
+    } else if judged.is(Status::RuledOut) {
         judged.finding.because = match &network.events {
             Ok(events) if part >= thresholds::of(WALL).contributor => {
                 with_more(lost.clone(), &format!(", {}", timeouts(events.timeouts)))
             }
             _ => lost.clone(),
         };
-    } else if let Some(waits) = hardly_waits(ctx) {
-        // The segments may be those of other processes.
-        let because = format!("its threads wait {} of their time", percent(waits));
-        judged = Judged::ruled_out(WALL, Whole::Segments, because, show).share(Interval::exact(part));
     } else if ctx.active_thread_s() > (1.0 - IDLE_FROM) * ctx.window_s {
         judged = judged.at_most_contributor("but the target runs, and others may share its network");
     }
@@ -224,14 +279,20 @@ pub fn network(ctx: &Context) -> Judged {
     judged
         .evidence(again)
         .evidence(events)
+        .evidence_if(datagrams(network))
         .evidence(interfaces(network))
         .evidence(format!("of the network namespace of process {}, which others may share", network.pid))
 }
 
+const WHERE_IT_IS_READ: &str = "run allocwall where it can read /proc/PID/net of the target";
+
 fn read_long_enough<'a>(ctx: &Context<'a>) -> Result<&'a Network, Absence> {
-    let network = ctx.recording.devices.network.as_ref().map_err(|absence| {
-        absence.clone().mend_if_none(["run allocwall where it can read /proc/PID/net of the target"])
-    })?;
+    let network = ctx
+        .recording
+        .devices
+        .network
+        .as_ref()
+        .map_err(|absence| absence.clone().mend_if_none([WHERE_IT_IS_READ]))?;
     let read_s = network.over_ns as f64 / 1e9;
     if read_s < ctx.window_s / 2.0 {
         let detail =
@@ -239,6 +300,43 @@ fn read_long_enough<'a>(ctx: &Context<'a>) -> Result<&'a Network, Absence> {
         return Err(Absence::new(Reason::TooLittle, detail).mend("diagnose a target that runs longer"));
     }
     Ok(network)
+}
+
+/// Why losses of UDP may be a wall that TCP does not show. None if hardly any packet is a datagram.
+fn unseen_losses(network: &Network) -> Option<Absence> {
+    let segments = network.segments();
+    match &network.datagrams {
+        Ok(Datagrams { received, sent, .. }) => {
+            let datagrams = *received.max(sent);
+            let many = datagrams as f64 >= FEW_DATAGRAMS * segments.saturating_add(datagrams) as f64
+                && datagrams as f64 * 1e9 >= FEW_DATAGRAMS_PER_S * network.over_ns as f64;
+            let detail = format!(
+                "{} UDP datagrams beside {} TCP segments: the kernel counts no datagram that is lost in transit",
+                number(datagrams),
+                number(segments)
+            );
+            (datagrams > 0 && many).then(|| {
+                Absence::new(Reason::NotSupported, detail).mend("count timeouts and retries in the program")
+            })
+        }
+        Err(absence) if segments == 0 => Some(absence.clone().mend_if_none([WHERE_IT_IS_READ])),
+        Err(_) => None,
+    }
+}
+
+/// None without a datagram.
+fn datagrams(network: &Network) -> Option<String> {
+    match &network.datagrams {
+        Ok(all) if all.received.max(all.sent).max(all.dropped) == 0 => None,
+        Ok(Datagrams { received, sent, dropped, overflows }) => Some(format!(
+            "UDP: {} datagrams received, {} sent; {} dropped, {} of them by a full buffer of a socket",
+            number(*received),
+            number(*sent),
+            number(*dropped),
+            number(*overflows)
+        )),
+        Err(absence) => Some(format!("UDP not read: {absence}")),
+    }
 }
 
 /// `0 of 18,203 segments retransmitted`.
@@ -294,4 +392,17 @@ fn short(name: &str) -> String {
 
 fn number(n: u64) -> String {
     if n < 1_000_000_000 { thousands(n) } else { count(n as f64) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_about_networks_has_the_limits_of_datagrams() {
+        let about = Wall::Network.about();
+        let part = format!("{} or more of the packets", percent(FEW_DATAGRAMS));
+        let rate = format!("at least {FEW_DATAGRAMS_PER_S} a second");
+        assert!(about.contains(&part) && about.contains(&rate), "{about}");
+    }
 }

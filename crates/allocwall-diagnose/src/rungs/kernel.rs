@@ -3,10 +3,10 @@
 use super::cases::{
     cpu_case, in_unnamed_kernel, lock_case, lock_times, may_count, perf_show_kernel, share_case,
 };
-use crate::bill::of_files;
+use crate::bill::{LEAST_LATE, of_files};
 use crate::context::{Context, count, percent, percent_interval};
 use crate::judge::Judged;
-use crate::{ShellLine, Status};
+use crate::{ShellLine, Status, Whole};
 use allocwall_model::catalogue::advice;
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
 use allocwall_model::catalogue::owners::Owner;
@@ -276,9 +276,26 @@ pub fn address_space_lock(ctx: &Context) -> Vec<Judged> {
 }
 
 pub fn kernel_slab(ctx: &Context) -> Vec<Judged> {
+    const WALL: Wall = Wall::KernelSlab;
     let show = perf_show_kernel(ctx, "kmem_cache|kfree");
     let phrase = "goes to the kernel's own allocator, for sockets, files and other objects of the kernel";
-    let judged = cpu_case(ctx, Wall::KernelSlab, phrase, show);
+    let judged = cpu_case(ctx, WALL, phrase, show.clone());
+    // They are on this line.
+    let callbacks = ctx.cpu(&[CostClass::OtherKernel]).is_ok_and(|other| other.named.point >= LEAST_LATE);
+    let late = if callbacks { ctx.slab().late_text() } else { None };
+    if judged.is(Status::RuledOut)
+        && let Some(text) = &late
+        && let (Some(part), Ok(sum)) = (ctx.slab().late_part(), ctx.cpu(WALL.lines()))
+    {
+        // The target may have made what the callbacks free.
+        let with_late = Interval { high: (sum.share.high + part).min(1.0), ..sum.share };
+        if !share_case(ctx, WALL, with_late, phrase, &show).is(Status::RuledOut) {
+            let absence = Absence::new(Reason::NotSupported, text.as_str())
+                .mend("compare with a time in which the target is idle: sudo perf top, rcu_do_batch");
+            return vec![Judged::not_measured(WALL, Whole::Cpu, absence, show)];
+        }
+    }
     let fired = judged.is(Status::Wall) || judged.is(Status::Contributor);
-    vec![judged.evidence_if(if fired { ctx.slab().text() } else { None })]
+    let objects = if fired { ctx.slab().text() } else { None };
+    vec![judged.evidence_if(objects).evidence_if(late)]
 }

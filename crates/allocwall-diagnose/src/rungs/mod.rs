@@ -13,7 +13,7 @@ mod tlb;
 mod waiting;
 
 pub use allocator::{UNCOUNTED, rate_of_calls};
-pub use devices::busiest_disk;
+pub use devices::storage_place;
 pub use interference::named;
 
 use super::context::Context;

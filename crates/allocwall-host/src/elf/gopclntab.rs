@@ -125,7 +125,9 @@ struct GoTable {
 }
 
 impl<'d, R: ReadRef<'d>> Elf<'d, R> {
-    /// The file has a function table of Go that can be read.
+    /// The file has a function table of Go whose header can be read. The list may still be broken: see [`Functions::unread`].
+    ///
+    /// [`Functions::unread`]: super::Functions::unread
     pub fn has_go_functions(&self) -> bool {
         self.go_table().is_ok()
     }
@@ -370,10 +372,26 @@ mod tests {
         }
         assert_eq!((name(0xfff), name(0x1040)), (None, None));
         assert!(Functions::of(&file, 1).unwrap().is_none());
-        // A table that can't be read is like none.
-        let mut file = tempfile::tempfile().unwrap();
-        file.write_all(&go(&table(GO_1_2, TEXT))).unwrap();
-        assert!(Functions::of(&file, 2).unwrap().unwrap().is_empty());
+        assert_eq!(functions.unread(), None);
+    }
+
+    #[test]
+    fn functions_without_names_have_a_reason_only_in_a_go_program() {
+        let unread = |file: &[u8]| {
+            let mut kept = tempfile::tempfile().unwrap();
+            kept.write_all(file).unwrap();
+            let functions = Functions::of(&kept, 2).unwrap().unwrap();
+            assert!(functions.is_empty());
+            functions.unread().map(|why| why.reason)
+        };
+        assert_eq!(unread(&go(&table(GO_1_2, TEXT))), Some(Reason::NotSupported));
+        assert_eq!(unread(&go_program(&[])), Some(Reason::NotFound));
+        // The header is right, and an entry of the list is not: nothing else looks at it.
+        let mut broken = table(GO_1_20, TEXT);
+        broken[107] = 0x50;
+        assert!(Elf::parse(&go(&broken)[..]).unwrap().has_go_functions());
+        assert_eq!(unread(&go(&broken)), Some(Reason::Unparsable));
+        assert_eq!(unread(&program(&[(".gopclntab", 0x2000, table(GO_1_2, TEXT))])), None);
     }
 
     #[test]
@@ -513,7 +531,7 @@ mod tests {
             let elf = data.parse().unwrap();
             assert!(elf.has_go_functions());
             let table = elf.go_functions(1 << 20).unwrap();
-            Functions { file: file.try_clone().unwrap(), tables: vec![table] }
+            Functions { file: file.try_clone().unwrap(), tables: vec![table], unread: None }
         };
         let whole = Functions::of(&stripped, 1 << 20).unwrap().unwrap();
         assert_eq!(whole.len(), own(&stripped).len());

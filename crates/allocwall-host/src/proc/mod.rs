@@ -11,7 +11,7 @@ pub use parse::{
 
 use crate::file::{self, unparsable};
 use crate::maps::{self, Kept, Mapping};
-use allocwall_model::devices::TcpEvents;
+use allocwall_model::devices::{Datagrams, TcpEvents};
 use allocwall_model::error::{Error, Result};
 use allocwall_model::machine::{HostTick, Smaps};
 use allocwall_model::units::{Absence, Measured, Reason};
@@ -43,6 +43,7 @@ pub struct NetworkCounters {
     pub sent: u64,
     pub retransmitted: u64,
     pub events: Measured<TcpEvents>,
+    pub datagrams: Measured<Datagrams>,
     pub interfaces: Measured<Vec<InterfaceCounters>>,
 }
 
@@ -453,10 +454,13 @@ impl ProcFs {
         })
     }
 
-    /// The disks of the machine. Empty if the file lists none.
-    pub fn disks(&self) -> Measured<Vec<DiskCounters>> {
+    /// The disks of the machine. Empty if the file lists none. `sys` is `/sys`, or a copy of it.
+    pub fn disks(&self, sys: &Path) -> Measured<Vec<DiskCounters>> {
         let path = self.root.join("diskstats");
-        file::read(&path, |bytes| devices::disks(bytes).ok_or_else(|| unparsable(&path.display(), bytes)))
+        let disks = file::read(&path, |bytes| {
+            devices::disks(bytes).ok_or_else(|| unparsable(&path.display(), bytes))
+        });
+        Ok(devices::counted_once(disks?, sys))
     }
 
     /// A number of the process's network namespace. Everybody may read it, unlike `ns/net`: each namespace has its own files,
@@ -471,12 +475,32 @@ impl ProcFs {
 
     /// Of the process's network namespace.
     pub fn network(&self, pid: i32) -> Measured<NetworkCounters> {
-        let (sent, retransmitted) = self.process(pid, "net/snmp", devices::tcp_segments)?;
+        let both = |bytes: &[u8]| Some((devices::tcp_segments(bytes)?, devices::datagrams(bytes)));
+        let ((sent, retransmitted), datagrams) = self.process(pid, "net/snmp", both)?;
         Ok(NetworkCounters {
             sent,
             retransmitted,
             events: self.process(pid, "net/netstat", devices::tcp_events),
+            datagrams: self.datagrams(pid, datagrams),
             interfaces: self.process(pid, "net/dev", devices::interfaces),
+        })
+    }
+
+    /// With those of IPv6, which has a file of its own.
+    fn datagrams(&self, pid: i32, v4: Option<Datagrams>) -> Measured<Datagrams> {
+        let unnamed =
+            || Absence::new(Reason::NotFound, format!("/proc/{pid}/net/snmp has no counters of UDP"));
+        let v4 = v4.ok_or_else(unnamed)?;
+        let v6 = match self.process(pid, "net/snmp6", devices::datagrams_v6) {
+            // A kernel or a namespace without IPv6.
+            Err(absence) if absence.reason == Reason::NotFound => Datagrams::default(),
+            v6 => v6?,
+        };
+        Ok(Datagrams {
+            received: v4.received.wrapping_add(v6.received),
+            sent: v4.sent.wrapping_add(v6.sent),
+            dropped: v4.dropped.wrapping_add(v6.dropped),
+            overflows: v4.overflows.wrapping_add(v6.overflows),
         })
     }
 
@@ -661,11 +685,13 @@ mod tests {
     fn counters_of_devices_that_are_missing_have_reasons() {
         let dir = tempfile::tempdir().unwrap();
         let proc = ProcFs::at(dir.path());
-        assert_eq!(proc.disks().unwrap_err().reason, Reason::NotFound);
+        let sys = dir.path().join("sys");
+        assert_eq!(proc.disks(&sys).unwrap_err().reason, Reason::NotFound);
         write(dir.path(), "diskstats", "8 0 sda 1 2\n");
-        assert_eq!(proc.disks().unwrap_err().reason, Reason::Unparsable);
+        assert_eq!(proc.disks(&sys).unwrap_err().reason, Reason::Unparsable);
         write(dir.path(), "diskstats", "8 0 sda 1 0 8 2 0 0 0 0 0 2 2\n");
-        assert_eq!(proc.disks().unwrap()[0].busy_ms, 2);
+        let sda = proc.disks(&sys).unwrap().remove(0);
+        assert_eq!((sda.busy_ms, sda.counted), (2, true));
         assert_eq!(proc.network(7).unwrap_err().reason, Reason::Vanished);
         assert_eq!(proc.network_namespace(7).unwrap_err().reason, Reason::Vanished);
         write(dir.path(), "7/stat", stat_line(7, 1, 1));
@@ -676,6 +702,16 @@ mod tests {
         assert_eq!((network.sent, network.retransmitted), (5, 1));
         let reasons = (network.events.unwrap_err().reason, network.interfaces.unwrap_err().reason);
         assert_eq!(reasons, (Reason::NotFound, Reason::Unparsable));
+        assert_eq!(network.datagrams.unwrap_err().reason, Reason::NotFound);
+        const UDP: &str = "Udp: InDatagrams OutDatagrams InErrors RcvbufErrors\nUdp: 5 4 3 2\n";
+        write(dir.path(), "7/net/snmp", format!("Tcp: OutSegs RetransSegs\nTcp: 5 1\n{UDP}"));
+        let received = || proc.network(7).unwrap().datagrams.map(|datagrams| datagrams.received);
+        assert_eq!(received(), Ok(5), "a namespace without IPv6");
+        write(dir.path(), "7/net/snmp6", "Udp6InDatagrams 1\n");
+        assert_eq!(received().unwrap_err().reason, Reason::Unparsable);
+        let v6 = "Udp6InDatagrams 10\nUdp6OutDatagrams 1\nUdp6InErrors 1\nUdp6RcvbufErrors 1\n";
+        write(dir.path(), "7/net/snmp6", v6);
+        assert_eq!(received(), Ok(15));
         assert!(proc.network_namespace(7).is_ok());
     }
 

@@ -415,9 +415,9 @@ fn other_node(bench: &Bench) -> Measured<u32> {
 fn chase_on(bench: &Bench, node: u32) -> Measured<Repetition> {
     room_for(bench, 3 * LOAD_REGION)?;
     // The kernel ends processes if a node that memory is bound to is full.
-    let free = topology::free_bytes(Path::new("/sys"), node)?;
+    let free = topology::available_bytes(Path::new("/sys"), node)?;
     if free < 4 * LOAD_REGION as u64 {
-        let detail = format!("NUMA node {node} has only {} MiB of free memory", free >> 20);
+        let detail = format!("NUMA node {node} has only {} MiB of available memory", free >> 20);
         return Err(Absence::new(Reason::TooLittle, detail));
     }
     let mut region = AnonymousMapping::new(LOAD_REGION, Pages::Small)?;

@@ -1,7 +1,7 @@
 use super::*;
 use allocwall_host::facts;
 use allocwall_model::catalogue::modules::ModuleRole;
-use allocwall_model::devices::{DiskUse, Disks, Interfaces, MOST_DISKS, Network};
+use allocwall_model::devices::{Datagrams, DiskUse, Disks, Interfaces, MOST_DISKS, Network};
 use allocwall_model::placement::{MOST_NODES, NodeCpus, NodePages, Placed};
 use allocwall_model::resident::{Amount, GroupMemory, MOST_NOTES, ResidentOwner, Row, Split};
 use allocwall_sketches::recording::empty;
@@ -132,13 +132,20 @@ fn devices() -> Devices {
     let disk = DiskUse { name: "sda".into(), requests: 1, request_ms: 2, sectors: 8, busy_ms: 3, stuck: 0 };
     let interfaces = Interfaces { packets: 4, errors: 0, dropped: 1, worst: Some("eth0".into()) };
     Devices {
-        disks: Ok(Disks { over_ns: 9, busiest: vec![disk], others: 1, others_busy_ms: 2 }),
+        disks: Ok(Disks {
+            over_ns: 9,
+            busiest: vec![disk],
+            others: 1,
+            others_busy_ms: 2,
+            uncounted: vec!["sdb".into()],
+        }),
         network: Ok(Network {
             pid: 7,
             over_ns: 9,
             sent: 5,
             retransmitted: 1,
             events: absent(),
+            datagrams: Ok(Datagrams { received: 3, sent: 2, dropped: 1, overflows: 0 }),
             interfaces: Ok(interfaces),
         }),
     }
@@ -403,10 +410,11 @@ fn devices_beyond_their_limits_are_refused() {
         devices.disks.as_mut().unwrap()
     }
     type Spoil = fn(&mut Devices);
-    let spoilt: [(&str, Spoil); 4] = [
+    let spoilt: [(&str, Spoil); 5] = [
         ("disks", |d| disks(d).over_ns = u64::MAX),
         ("disks", |d| disks(d).busiest[0].request_ms = u64::MAX),
         ("disks", |d| disks(d).busiest = vec![DiskUse::default(); MOST_DISKS + 1]),
+        ("disks", |d| disks(d).uncounted = vec!["sda".into(); MOST_DISKS + 1]),
         ("network", |d| d.network.as_mut().unwrap().retransmitted = u64::MAX),
     ];
     for (what, spoil) in spoilt {

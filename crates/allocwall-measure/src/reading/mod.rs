@@ -95,7 +95,8 @@ pub(super) enum Answer {
     Done,
     Examined(Measured<Box<Examined>>),
     Unwound(Vec<Unwound>),
-    Names(Vec<Option<String>>),
+    /// With the reason why the functions of a Go program have no names.
+    Names(Vec<Option<String>>, Option<Absence>),
     Zeroing(Measured<Vec<Option<String>>>),
     Missing(Vec<String>),
 }
@@ -113,6 +114,9 @@ impl Examined {
         size_of::<Examined>() + ranges + self.module.path.len() + self.facts.bytes()
     }
 }
+
+/// Names of functions, and why those of a Go program have none.
+pub type Named = (Vec<Option<String>>, Option<Absence>);
 
 /// Sends requests and waits for answers within the time limits.
 pub struct FileReader {
@@ -212,8 +216,8 @@ impl FileReader {
         }
     }
 
-    /// Names of functions, one per address; None if there is no name.
-    pub fn names(&mut self, module: u32, file: &File, addresses: &[u64]) -> Measured<Vec<Option<String>>> {
+    /// Names of functions, one per address; None if there is no name. With the reason why the functions of a Go program have none.
+    pub fn names(&mut self, module: u32, file: &File, addresses: &[u64]) -> Measured<Named> {
         self.open(module, file)?;
         let addresses = addresses.to_vec();
         let count = addresses.len();
@@ -240,12 +244,12 @@ impl FileReader {
     pub fn generated(&mut self, map: &File, addresses: &[u64]) -> Measured<Vec<Option<String>>> {
         let ask = Ask::Generated { addresses: addresses.to_vec() };
         let answer = self.ask(&ask, &[], Some(map))?;
-        self.as_names(answer, addresses.len())
+        Ok(self.as_names(answer, addresses.len())?.0)
     }
 
-    fn as_names(&mut self, answer: Answer, count: usize) -> Measured<Vec<Option<String>>> {
+    fn as_names(&mut self, answer: Answer, count: usize) -> Measured<Named> {
         match answer {
-            Answer::Names(names) if names.len() == count => Ok(names),
+            Answer::Names(names, unread) if names.len() == count => Ok((names, unread)),
             _ => Err(self.confused()),
         }
     }

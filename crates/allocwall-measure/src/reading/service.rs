@@ -93,12 +93,15 @@ impl Service {
                 Answer::Done
             }
             Ask::Unwind { dumps } => Answer::Unwound(self.unwind(dumps, raw)),
-            Ask::Names { module, addresses } => Answer::Names(self.names(*module, addresses)),
+            Ask::Names { module, addresses } => self.names(*module, addresses),
             Ask::Zeroing { module, addresses } => Answer::Zeroing(self.zeroing(*module, addresses)),
-            Ask::Generated { addresses } => Answer::Names(match file {
-                Some(file) => self.generated(file, addresses),
-                None => vec![None; addresses.len()],
-            }),
+            Ask::Generated { addresses } => {
+                let names = match file {
+                    Some(file) => self.generated(file, addresses),
+                    None => vec![None; addresses.len()],
+                };
+                Answer::Names(names, None)
+            }
             Ask::Missing => Answer::Missing(self.missing()),
         }
     }
@@ -164,9 +167,10 @@ impl Service {
         functions.as_ref()
     }
 
-    fn names(&mut self, module: u32, addresses: &[u64]) -> Vec<Option<String>> {
+    fn names(&mut self, module: u32, addresses: &[u64]) -> Answer {
         let functions = self.functions(module);
-        addresses.iter().map(|&address| name_of(functions?, address)).collect()
+        let names = addresses.iter().map(|&address| name_of(functions?, address)).collect();
+        Answer::Names(names, functions.and_then(|functions| functions.unread().cloned()))
     }
 
     fn zeroing(&mut self, module: u32, addresses: &[u64]) -> Measured<Vec<Option<String>>> {
@@ -278,6 +282,29 @@ mod tests {
                 assert!(names.is_empty(), "{arguments:?}: {names:?}");
             }
         }
+    }
+
+    #[test]
+    fn a_go_program_whose_table_can_not_be_read_says_why() {
+        // Two functions and no symbol table.
+        let kept = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/kept/elf/go");
+        let sound = std::fs::read(kept).unwrap();
+        let table = sound.windows(4).position(|magic| magic == 0xffff_fff1_u32.to_le_bytes()).unwrap();
+        let mut old = sound.clone();
+        // Go 1.2.
+        old[table] = 0xfb;
+        let asked = |bytes: &[u8]| {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(file.path(), bytes).unwrap();
+            let mut service = Service::default();
+            service.answer(&Ask::Open { module: 1 }, &[], File::open(file.path()).ok());
+            match service.answer(&Ask::Names { module: 1, addresses: vec![0x1000] }, &[], None) {
+                Answer::Names(names, unread) => (names, unread.map(|why| why.reason)),
+                answer => panic!("{answer:?}"),
+            }
+        };
+        assert_eq!(asked(&sound), (vec![Some("runtime.mallocgc".to_owned())], None));
+        assert_eq!(asked(&old), (vec![None], Some(Reason::NotSupported)));
     }
 
     #[test]

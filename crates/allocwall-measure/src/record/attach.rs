@@ -16,7 +16,7 @@ use allocwall_model::placement::NodeCpus;
 use allocwall_model::recording::{CgroupTick, HostFacts};
 use allocwall_model::units::{Absence, Measured, Reason};
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// A target whose processes are known, with an open sampler.
 pub struct Attached {
@@ -27,6 +27,8 @@ pub struct Attached {
     pub cgroups: Measured<Groups>,
     /// The NUMA nodes of the machine with their CPUs.
     pub nodes: Measured<Vec<NodeCpus>>,
+    /// `/sys`, or a copy of it.
+    pub sys: PathBuf,
     /// Why not all of its processes were found.
     pub tree_unread: Option<Absence>,
     /// The command, if allocwall started it.
@@ -90,7 +92,8 @@ impl Attached {
         let tree_unread = roots.adopt(&proc, &mut collector);
         let mut sampling = Sampling::open(machine, clocks, request, &host, &collector, &roots);
         let cgroups = Groups::of(machine, roots.pids());
-        let nodes = topology::nodes(&machine.path("/sys"));
+        let sys = machine.path("/sys");
+        let nodes = topology::nodes(&sys);
         let (command, start) = match roots {
             Roots::Running(_) => (None, WindowStart::now()),
             Roots::Held(held) => {
@@ -106,7 +109,7 @@ impl Attached {
             }
         };
         collector.set_start(start.monotonic_ns);
-        Ok(Attached { proc, host, collector, sampling, cgroups, nodes, tree_unread, command, start })
+        Ok(Attached { proc, host, collector, sampling, cgroups, nodes, sys, tree_unread, command, start })
     }
 
     pub fn cgroup_tick(&mut self) -> Option<CgroupTick> {

@@ -217,7 +217,7 @@ impl Window {
             self.readings.threads.close(&self.target.proc, &self.pids, self.meta.window_ns);
         }
         let t_ns = clock::monotonic_ns() - start_ns;
-        self.readings.devices.close(&self.target.proc, t_ns);
+        self.readings.devices.close(&self.target.proc, &self.target.sys, t_ns);
         self.readings.follow_network(&self.target, &self.pids, t_ns);
         let stopped = closed::stopped(&self.target.proc, &self.pids);
         self.meta.own_cpu_ns = clock::own_cpu_ns() - self.target.start.own_cpu_ns
@@ -296,7 +296,7 @@ impl Readings {
         self.follow_pythons(target, pids);
         // The readings above take their time.
         let at_ns = clock::monotonic_ns() - target.start.monotonic_ns;
-        self.devices.open(&target.proc, at_ns);
+        self.devices.open(&target.proc, &target.sys, at_ns);
         self.follow_network(target, pids, at_ns);
     }
 

@@ -33,6 +33,8 @@ pub struct Modules {
     beyond: Option<usize>,
     /// The remaining bytes of [`FACTS_LIMIT`].
     facts_left: usize,
+    /// Why functions of a stripped Go program have no names.
+    unnamed: Option<Absence>,
     reader: FileReader,
 }
 
@@ -60,6 +62,7 @@ impl Modules {
             by_file: HashMap::new(),
             beyond: None,
             facts_left: FACTS_LIMIT,
+            unnamed: None,
         }
     }
 
@@ -101,8 +104,25 @@ impl Modules {
     /// Names of functions by the module's own addresses, one per address; None if there is no name.
     pub fn names(&mut self, module: usize, addresses: &[u64]) -> Vec<Option<String>> {
         let file = self.known.get(module).and_then(|known| known.file.clone());
-        file.and_then(|file| self.reader.names(module as u32, &file, addresses).ok())
-            .unwrap_or_else(|| vec![None; addresses.len()])
+        let named = file.and_then(|file| self.reader.names(module as u32, &file, addresses).ok());
+        let Some((names, unnamed)) = named else {
+            return vec![None; addresses.len()];
+        };
+        if let Some(why) = unnamed {
+            self.keep_unnamed(module, why);
+        }
+        names
+    }
+
+    /// The functions of a stripped Go program have no names. Its header may have promised some.
+    pub fn keep_unnamed(&mut self, module: usize, why: Absence) {
+        self.list[module].has_symbols = false;
+        self.unnamed.get_or_insert(why);
+    }
+
+    /// Why functions of a stripped Go program have no names.
+    pub fn unnamed(&self) -> Option<&Absence> {
+        self.unnamed.as_ref()
     }
 
     /// Names of the allocator's functions that fill a block with zeros, one per return address in the module: the

@@ -31,7 +31,7 @@ pub enum CostClass {
     /// Reclaim, compaction and khugepaged work that the kernel charges to the target.
     Reclaim,
     /// The kernel's own allocator of small objects (mm/slub.c), for sockets, messages, files and names. What it does for faults, map
-    /// calls, reclaim, and processes that start and end is on their lines.
+    /// calls, reclaim, and processes that start and end is on their lines. Without what interrupts free: the objects of any process.
     KernelSlab,
     /// Processes and threads that start and end, with the page tables that this copies and frees.
     ForkExit,
@@ -41,6 +41,7 @@ pub enum CostClass {
     Sockets,
     /// Switches between threads, wake-ups, futexes, timers, polling.
     Scheduling,
+    /// With interrupts, and with the callbacks of RCU that run in them for any process.
     OtherKernel,
     /// Kernel time whose symbols could not be read.
     UnnamedKernel,
@@ -149,7 +150,7 @@ pub enum WaitClass {
     Stolen,
     /// Stopped by a signal or a debugger, or frozen with its cgroup.
     Stopped,
-    /// In uninterruptible sleep, or blocked in a read or write of storage.
+    /// In uninterruptible sleep, or blocked in a read or write of storage, also over the network.
     Storage,
     /// Futex waits outside the allocator: the application's locks and condition variables.
     ApplicationLock,

@@ -41,7 +41,12 @@ pub enum KernelRole {
     /// An address space ends, at the exit of its process or at exec. Its pages are released with any allocator.
     Exit,
     Reclaim,
+    /// Runs callbacks of RCU, on top of any thread: they free what any process gave up some time before.
+    Callbacks,
+    /// An interrupt, on top of any thread.
     Interrupt,
+    /// Work that an interrupt leaves for its end, or that a system call does at once: a message to this machine comes in here.
+    SoftInterrupt,
     /// A switch to another thread, or a wake-up: scheduling, unless a function further out says what it was for.
     Switch,
     /// A process or thread starts or ends.
@@ -300,10 +305,6 @@ pub const KERNEL: &[(&str, KernelRole)] = &[
     ("madvise_*", Map),
     ("do_mprotect_pkey", Map),
     ("mprotect_fixup", Map),
-    // Frees mappings and their tree after a grace period, in an interrupt: mm/vma.c (6.4 to 6.13), lib/maple_tree.c.
-    ("vm_area_free_rcu_cb", Map),
-    ("mt_free_rcu", Map),
-    ("mt_free_walk", Map),
     ("do_mremap", Map),
     ("move_page_tables", Map),
     ("move_vma", Map),
@@ -339,7 +340,6 @@ pub const KERNEL: &[(&str, KernelRole)] = &[
     ("sys_wait*", ForkExit),
     ("release_task", ForkExit),
     ("__put_task_struct*", ForkExit),
-    ("delayed_put_task_struct", ForkExit),
     ("free_task", ForkExit),
     ("bprm_execve*", ForkExit),
     ("do_execveat_common*", ForkExit),
@@ -584,15 +584,20 @@ pub const KERNEL: &[(&str, KernelRole)] = &[
     ("timerfd_*", Polling),
     ("sys_timerfd_*", Polling),
 
+    // kernel/rcu/tree.c, tiny.c.
+    ("rcu_do_batch", Callbacks),
+    ("rcu_core*", Callbacks),
+    ("rcu_process_callbacks", Callbacks),
+
     // kernel/softirq.c, arch/x86/include/asm/idtentry.h, arch/arm64/kernel/entry-common.c.
     ("asm_sysvec_*", Interrupt),
     ("sysvec_*", Interrupt),
     ("asm_common_interrupt", Interrupt),
     ("common_interrupt", Interrupt),
     ("asm_exc_nmi*", Interrupt),
-    ("__do_softirq", Interrupt),
-    ("handle_softirqs", Interrupt),
-    ("do_softirq*", Interrupt),
+    ("__do_softirq", SoftInterrupt),
+    ("handle_softirqs", SoftInterrupt),
+    ("do_softirq*", SoftInterrupt),
     ("irq_exit*", Interrupt),
     ("__irq_exit_rcu", Interrupt),
     ("el0_irq*", Interrupt),
@@ -695,13 +700,29 @@ pub fn process_step<'a>(kernel_symbols: impl IntoIterator<Item = &'a str>) -> Op
     ends.then_some(ProcessStep::End)
 }
 
+/// What an interrupt does on top of a thread, if the sample is in one: leaf first. What a thread does by itself at the end of an
+/// interrupt is its own.
+fn interrupt(roles: impl Iterator<Item = Option<KernelRole>>) -> Option<KernelRole> {
+    let innermost = roles.flatten().find(|role| matches!(role, Callbacks | Interrupt | Elsewhere));
+    innermost.filter(|role| *role != Elsewhere)
+}
+
+/// Whether the sample is in callbacks of RCU, on top of the thread.
+pub fn runs_callbacks(roles: impl Iterator<Item = Option<KernelRole>>) -> bool {
+    interrupt(roles) == Some(Callbacks)
+}
+
 /// The roles are in stack order, leaf first. None is a function that is not in the table.
-pub fn kernel_line(roles: impl IntoIterator<Item = Option<KernelRole>>) -> KernelLine {
+pub fn kernel_line(roles: impl Iterator<Item = Option<KernelRole>> + Clone) -> KernelLine {
+    let interrupt = interrupt(roles.clone());
+    if interrupt == Some(Callbacks) {
+        return KernelLine::Class(CostClass::OtherKernel);
+    }
     let mut pending = None;
     let mut in_slab = false;
     // The class if no function says more.
     let mut otherwise = CostClass::OtherKernel;
-    let mut roles = roles.into_iter().enumerate();
+    let mut roles = roles.enumerate();
     while let Some((depth, role)) = roles.next() {
         let Some(role) = role else { continue };
         let class = match role {
@@ -719,7 +740,8 @@ pub fn kernel_line(roles: impl IntoIterator<Item = Option<KernelRole>>) -> Kerne
                 continue;
             }
             Slab => {
-                in_slab = true;
+                // The objects of an interrupt are those of any process.
+                in_slab = interrupt.is_none();
                 continue;
             }
             Entry if depth == 0 => return KernelLine::ByCaller(CostClass::OtherKernel),
@@ -764,8 +786,8 @@ pub fn kernel_line(roles: impl IntoIterator<Item = Option<KernelRole>>) -> Kerne
             // A fault or reclaim runs code of the file system and of the disk too. An interrupt has nothing to do with
             // what it interrupts.
             FileSystem => {
-                let outer =
-                    roles.map_while(|(_, outer)| (outer != Some(Interrupt)).then_some(outer)).flatten();
+                let is_outside = |role: &Option<KernelRole>| matches!(role, Some(Interrupt | SoftInterrupt));
+                let outer = roles.map(|(_, outer)| outer).take_while(|outer| !is_outside(outer)).flatten();
                 let cause = |role: &KernelRole| {
                     matches!(role, Reclaim | OtherFault | CopyOnWrite | Fault | FileFault | FaultEntry)
                 };
@@ -782,6 +804,8 @@ pub fn kernel_line(roles: impl IntoIterator<Item = Option<KernelRole>>) -> Kerne
             Sockets => CostClass::Sockets,
             Polling => CostClass::Scheduling,
             NumaScan => CostClass::OtherKernel,
+            // Without a function that says what it is for.
+            SoftInterrupt | Callbacks => return KernelLine::Class(otherwise),
             Interrupt | Elsewhere => otherwise,
         };
         return KernelLine::Class(with_slab(class, in_slab));
@@ -813,8 +837,8 @@ pub enum KernelObject {
     File,
 }
 
-/// What it works for in a kernel stack, whose functions are given with their roles, leaf first. None if the stack does not show it:
-/// many objects are freed later, in an interrupt.
+/// What it works for in a kernel stack on its line, whose functions are given with their roles, leaf first. None if the stack does
+/// not show it.
 pub fn kernel_object<'a>(
     frames: impl IntoIterator<Item = (Option<KernelRole>, &'a str)>,
 ) -> Option<KernelObject> {
@@ -825,7 +849,7 @@ pub fn kernel_object<'a>(
             Some(Sockets) => return Some(KernelObject::Connection),
             // A socket has a file too: the functions further out may be those of sockets.
             Some(FileSystem) => object = Some(KernelObject::File),
-            Some(Interrupt) => break,
+            Some(Interrupt | SoftInterrupt) => break,
             _ => {}
         }
     }
@@ -833,9 +857,9 @@ pub fn kernel_object<'a>(
 }
 
 /// What the roles of a kernel stack, leaf first, say about a page fault; None if the stack is not in one.
-pub fn fault_line(roles: impl IntoIterator<Item = Option<KernelRole>> + Clone) -> Option<KernelLine> {
+pub fn fault_line(roles: impl Iterator<Item = Option<KernelRole>> + Clone) -> Option<KernelLine> {
     let of_fault = |role| matches!(role, Fault | FaultEntry | OtherFault | FileFault | CopyOnWrite);
-    roles.clone().into_iter().flatten().any(of_fault).then(|| kernel_line(roles))
+    roles.clone().flatten().any(of_fault).then(|| kernel_line(roles))
 }
 
 pub fn kernel_role(symbol: &str) -> Option<KernelRole> {
@@ -1626,9 +1650,10 @@ mod tests {
             ("kfree;tty_ioctl;__x64_sys_ioctl", CostClass::KernelSlab),
             ("kmem_cache_alloc;ep_insert;do_epoll_ctl", CostClass::KernelSlab),
             (
-                "__slab_free;kmem_cache_free;i_callback;rcu_do_batch;handle_softirqs;sysvec_apic_timer_interrupt",
+                "kfree_skbmem;tcp_ack;tcp_v4_rcv;net_rx_action;handle_softirqs;do_softirq.part.0;__dev_queue_xmit;tcp_sendmsg",
                 CostClass::KernelSlab,
             ),
+            ("kmem_cache_free;__fput;task_work_run;asm_sysvec_apic_timer_interrupt", CostClass::KernelSlab),
             // The same callers without it, and an interrupt that comes while it runs.
             ("fd_install;path_openat;do_filp_open", CostClass::FileSystem),
             ("sk_prot_alloc;inet_create;__sock_create", CostClass::Sockets),
@@ -1645,16 +1670,53 @@ mod tests {
             ("kmem_cache_alloc;__anon_vma_prepare;do_anonymous_page;exc_page_fault", CostClass::FaultPath),
             ("kmem_cache_alloc;mas_preallocate;do_vmi_align_munmap;__x64_sys_munmap", CostClass::MapCalls),
             (
-                "kmem_cache_free;vm_area_free_rcu_cb;rcu_do_batch;handle_softirqs;sysvec_apic_timer_interrupt",
-                CostClass::MapCalls,
-            ),
-            (
                 "kmem_cache_free;__d_free;shrink_dentry_list;prune_dcache_sb;do_shrink_slab;shrink_node",
                 CostClass::Reclaim,
             ),
             ("kmem_cache_alloc_node;dup_task_struct;copy_process;kernel_clone", CostClass::ForkExit),
         ] {
             assert_eq!(line(stack), KernelLine::Class(class), "{stack}");
+        }
+    }
+
+    #[test]
+    fn what_an_interrupt_frees_is_not_the_work_of_the_thread_that_it_came_into() {
+        let line = |stack: &str| kernel_line(stack.split(';').map(kernel_role));
+        const CALL: &str = "vfs_read;ksys_read;__x64_sys_read;do_syscall_64";
+        const TIMER: &str = "__irq_exit_rcu;sysvec_apic_timer_interrupt;asm_sysvec_apic_timer_interrupt";
+        for (stack, class) in [
+            // Callbacks of RCU, at the end of an interrupt or within a call.
+            (
+                format!("kmem_cache_free;i_callback;rcu_do_batch;rcu_core;handle_softirqs;{TIMER};{CALL}"),
+                CostClass::OtherKernel,
+            ),
+            (
+                format!("kfree;rcu_do_batch;rcu_core;__do_softirq;irq_exit_rcu;{TIMER}"),
+                CostClass::OtherKernel,
+            ),
+            (
+                format!("kfree;rcu_do_batch;rcu_core;handle_softirqs;do_softirq.part.0;tcp_sendmsg;{CALL}"),
+                CostClass::OtherKernel,
+            ),
+            (
+                format!("kmem_cache_free;free_task;rcu_do_batch;rcu_core_si;handle_softirqs;{TIMER}"),
+                CostClass::OtherKernel,
+            ),
+            // Messages of the network, for any process.
+            (
+                format!(
+                    "consume_skb;tcp_v4_rcv;net_rx_action;handle_softirqs;__irq_exit_rcu;common_interrupt;{CALL}"
+                ),
+                CostClass::Sockets,
+            ),
+            (format!("kfree;tasklet_action_common;handle_softirqs;{TIMER};{CALL}"), CostClass::OtherKernel),
+            // The twins, without the interrupt.
+            (format!("kmem_cache_free;i_callback;{CALL}"), CostClass::KernelSlab),
+            (format!("consume_skb;tcp_v4_rcv;{CALL}"), CostClass::KernelSlab),
+        ] {
+            assert_eq!(line(&stack), KernelLine::Class(class), "{stack}");
+            let callbacks = runs_callbacks(stack.split(';').map(kernel_role));
+            assert_eq!(callbacks, stack.contains("rcu_do_batch"), "{stack}");
         }
     }
 
@@ -1670,8 +1732,8 @@ mod tests {
             ("kmem_cache_free;iput;sock_release;sock_close;__fput", Some(KernelObject::Connection)),
             ("__d_alloc;d_alloc_parallel;link_path_walk;vfs_statx", Some(KernelObject::File)),
             ("kmem_cache_free;__fput;task_work_run", Some(KernelObject::File)),
-            // What the interrupt came into says nothing.
-            ("kfree;rcu_do_batch;handle_softirqs;sysvec_apic_timer_interrupt;vfs_read", None),
+            // What the work of an interrupt came into says nothing.
+            ("kfree;handle_softirqs;do_softirq.part.0;vfs_read", None),
             ("kfree;tty_ioctl", None),
         ] {
             assert_eq!(object(stack), expected, "{stack}");

@@ -9,6 +9,8 @@ pub enum CallWait {
     /// A [`MapCall`]: it blocks only on the address-space lock.
     Map,
     Storage,
+    /// Reads or writes a file at a position: for storage, or for a lock of the file.
+    File,
     Lock,
     /// Starts a process. The caller of vfork and posix_spawn waits until the child runs its own program or ends.
     Child,
@@ -17,6 +19,9 @@ pub enum CallWait {
 }
 
 use CallWait::*;
+
+/// Waits for disks and for the network alike. The same number on every architecture.
+pub const IO_URING_ENTER: i64 = 426;
 
 /// Name, x86-64 number, aarch64 number, meaning. -1 if the architecture does not have the call.
 #[rustfmt::skip]
@@ -44,7 +49,7 @@ pub const CALLS: &[(&str, i64, i64, CallWait)] = &[
     ("rt_sigsuspend", 130, 133, Idle),
     ("rt_sigtimedwait", 128, 137, Idle),
     ("restart_syscall", 219, 128, Idle),
-    ("io_uring_enter", 426, 426, Idle),
+    ("io_uring_enter", IO_URING_ENTER, IO_URING_ENTER, Idle),
     ("msgrcv", 70, 188, Idle),
     ("mq_timedreceive", 243, 183, Idle),
     ("futex", 202, 98, Futex),
@@ -60,6 +65,15 @@ pub const CALLS: &[(&str, i64, i64, CallWait)] = &[
     ("fdatasync", 75, 83, Storage),
     ("sync_file_range", 277, 84, Storage),
     ("msync", 26, 227, Storage),
+    ("sync", 162, 81, Storage),
+    ("syncfs", 306, 267, Storage),
+    // Only files have a position to read or write at.
+    ("pread64", 17, 67, File),
+    ("pwrite64", 18, 68, File),
+    ("preadv", 295, 69, File),
+    ("pwritev", 296, 70, File),
+    ("preadv2", 327, 286, File),
+    ("pwritev2", 328, 287, File),
     ("io_getevents", 208, 4, Storage),
     ("io_pgetevents", 333, 292, Storage),
     ("mmap", 9, 222, Map),
@@ -166,9 +180,39 @@ pub const SLEEPS: &[(&str, KernelWait)] = &[
     ("__wait_on_buffer", KernelWait::Storage),
     ("blk_*", KernelWait::Storage),
     ("submit_bio_wait", KernelWait::Storage),
+    ("rq_qos_wait", KernelWait::Storage),
+    // The journal of ext4: fs/jbd2/transaction.c.
     ("jbd2_*", KernelWait::Storage),
+    ("start_this_handle", KernelWait::Storage),
+    ("wait_transaction_*", KernelWait::Storage),
+    ("add_transaction_credits", KernelWait::Storage),
+    ("do_get_write_access", KernelWait::Storage),
+    // sync and syncfs: fs/fs-writeback.c.
+    ("wb_wait_for_completion", KernelWait::Storage),
+    // Btrfs, without the locks of its trees and files: fs/btrfs/.
+    ("wait_current_trans", KernelWait::Storage),
+    ("read_extent_buffer_pages*", KernelWait::Storage),
+    ("btrfs_wait_*", KernelWait::Storage),
+    ("btrfs_start_ordered_extent*", KernelWait::Storage),
+    ("btrfs_commit_transaction", KernelWait::Storage),
+    ("btrfs_sync_log", KernelWait::Storage),
+    // Every wait of ZFS: module/os/linux/spl/spl-condvar.c.
+    ("cv_wait_common", KernelWait::Storage),
+    ("__cv_timedwait_common", KernelWait::Storage),
     ("balance_dirty_pages*", KernelWait::Storage),
     ("read_events", KernelWait::Storage),
+    // Direct I/O, and the log of a file system: fs/iomap/direct-io.c, fs/xfs/.
+    ("__iomap_dio_rw", KernelWait::Storage),
+    ("iomap_dio_*", KernelWait::Storage),
+    ("dio_await_*", KernelWait::Storage),
+    ("do_blockdev_direct_IO", KernelWait::Storage),
+    ("__blockdev_direct_IO", KernelWait::Storage),
+    ("blkdev_*", KernelWait::Storage),
+    ("__blkdev_*", KernelWait::Storage),
+    ("xlog_*", KernelWait::Storage),
+    ("xfs_buf_*", KernelWait::Storage),
+    // The server of a FUSE file system (fs/fuse/dev.c). Its users wait for storage: see `REMOTE_STORAGE`.
+    ("fuse_dev_*", KernelWait::Idle),
     ("reclaim_throttle", KernelWait::Memory),
     ("shrink_*", KernelWait::Memory),
     ("*mem_cgroup_handle_over_high", KernelWait::Memory),
@@ -191,6 +235,9 @@ pub const SLEEPS: &[(&str, KernelWait)] = &[
     ("unix_accept", KernelWait::Idle),
     ("*_wait_data", KernelWait::Idle),
     ("sk_wait_*", KernelWait::Idle),
+    // Another thread uses the same socket: net/core/sock.c.
+    ("__lock_sock", KernelWait::Idle),
+    ("lock_sock_nested", KernelWait::Idle),
     ("unix_stream_*", KernelWait::Idle),
     ("__skb_wait_for_more_packets", KernelWait::Idle),
     ("pipe_read", KernelWait::Idle),
@@ -205,9 +252,35 @@ pub const SLEEPS: &[(&str, KernelWait)] = &[
     ("io_cqring_wait", KernelWait::Idle),
 ];
 
+/// Kernel functions below which a thread waits for a file system of the network (NFS, SMB, Ceph, 9P), or of another process (FUSE):
+/// fs/, net/sunrpc/, net/9p/.
+pub const REMOTE_STORAGE: &[&str] = &[
+    "nfs_*",
+    "nfs3_*",
+    "nfs4_*",
+    "rpc_*",
+    "__rpc_*",
+    "cifs_*",
+    "smb2_*",
+    "ceph_*",
+    "p9_*",
+    "v9fs_*",
+    "netfs_*",
+    "fuse_*",
+    "__fuse_*",
+    "request_wait_answer",
+];
+
+/// Whether a thread that waits for storage below this function waits for no disk of this machine.
+pub fn is_remote_storage(symbol: &str) -> bool {
+    let name = super::symbols::bare_name(symbol);
+    REMOTE_STORAGE.iter().any(|pattern| super::symbols::fits(pattern, name))
+}
+
 pub fn kernel_wait(symbol: &str) -> Option<KernelWait> {
     let name = super::symbols::bare_name(symbol);
-    SLEEPS.iter().find(|(p, _)| super::symbols::fits(p, name)).map(|s| s.1)
+    let listed = SLEEPS.iter().find(|(p, _)| super::symbols::fits(p, name)).map(|s| s.1);
+    listed.or_else(|| is_remote_storage(name).then_some(KernelWait::Storage))
 }
 
 /// User functions that separate a thread that waits for a lock from a thread that waits for work.
@@ -328,6 +401,12 @@ mod tests {
             ("clone3", libc::SYS_clone3),
             ("fsync", libc::SYS_fsync),
             ("msync", libc::SYS_msync),
+            ("sync", libc::SYS_sync),
+            ("syncfs", libc::SYS_syncfs),
+            ("pread64", libc::SYS_pread64),
+            ("pwrite64", libc::SYS_pwrite64),
+            ("preadv2", libc::SYS_preadv2),
+            ("pwritev2", libc::SYS_pwritev2),
             ("io_getevents", libc::SYS_io_getevents),
             ("mmap", libc::SYS_mmap),
             ("munmap", libc::SYS_munmap),
@@ -349,6 +428,9 @@ mod tests {
             ("folio_wait_bit_common", Some(KernelWait::Storage)),
             ("do_wait", Some(KernelWait::Idle)),
             ("bprm_execve", None),
+            ("rpc_wait_bit_killable", Some(KernelWait::Storage)),
+            ("request_wait_answer", Some(KernelWait::Storage)),
+            ("fuse_dev_do_read", Some(KernelWait::Idle)),
         ] {
             assert_eq!(kernel_wait(symbol), wait, "{symbol}");
         }

@@ -61,7 +61,7 @@ pub struct Pressure {
 
 pub const PRESSURE: Pressure = Pressure { reclaim: 0.05, stalled: 0.10, major_faults: 100.0 };
 
-/// What a disk does that threads have to wait for.
+/// What a disk does that threads have to wait for. Such a disk is in the sentence of the verdict.
 pub struct DiskLoad {
     /// Part of the time in which it is busy. In a queue with one server, a request that comes while it is busy 60 % of the time
     /// waits 1.5 times as long as it is served (M/M/1). Gregg's USE method takes the same value.
@@ -110,7 +110,7 @@ pub const TABLE: [Threshold; 22] = [
         contributor: 0.05,
         wall_from: 0.20,
         floor: Floor::PerSecond(0.05),
-        source: "our choice, as for the run queue: a thread had work but could not run; and a disk must be busy 60 % of the time (Gregg, Systems Performance), or take 10 ms a request, the time of a random access of a spinning disk",
+        source: "our choice, as for the run queue: a thread had work but could not run",
     },
     Threshold {
         wall: Wall::Network,

@@ -11,7 +11,7 @@ pub enum Wall {
     RunQueue,
     /// The target waits for I/O, the network or a timer. More CPU would not help.
     Waiting,
-    /// Threads wait for a disk that is busy or slow.
+    /// Threads wait for storage: a disk, or a file system of the network.
     Disk,
     /// TCP segments are lost and sent again.
     Network,
@@ -184,10 +184,10 @@ impl Wall {
                 "The threads wait for the network, for storage or for work. The target has enough CPU, so no remedy for memory helps."
             }
             Wall::Disk => {
-                "The threads wait for a disk that is busy or slow. allocwall compares the time in which they wait for storage with /proc/diskstats, where the kernel counts for each disk how long it was busy and how long its requests took, as iostat shows it. A thread waits for a disk only while the disk is busy: disks that were busy for less than 5 % of the window in all are ruled out. Other processes use the disks too. No remedy for memory helps."
+                "The threads wait for storage: a disk, or a file system of the network or of another process. The wall is judged by their own waits, which allocwall samples; it is named only if a function of the kernel or the system call shows for at least 50 % of them that they are for storage, or for so many that these alone are a wall. The evidence has the figures of the machine's disks from /proc/diskstats, as iostat shows them: how long each was busy, and how long its requests took. Other processes use the disks too, and which of them the target waits for is not known. Disks whose requests the kernel does not count (iostats is 0, and the counters stand still) have no figures. No remedy for memory helps."
             }
             Wall::Network => {
-                "TCP segments are lost and sent again. If no answer comes in time, the connection stands still for 0.2 s or more. The kernel counts this for the whole network namespace of the target (/proc/PID/net), which other processes may share. Only losses in TCP are judged: a peer that answers late is time on the line of waiting. No remedy for memory helps."
+                "TCP segments are lost and sent again. If no answer comes in time, the connection stands still for 0.2 s or more. The kernel counts this for the whole network namespace of the target (/proc/PID/net), which other processes may share. Only losses in TCP are judged: a peer that answers late is time on the line of waiting. Of UDP (DNS, QUIC), the kernel counts what a full buffer drops, but nothing that is lost in transit: if datagrams are 5 % or more of the packets, and at least 1 a second, the wall is not ruled out, but not measured. No remedy for memory helps."
             }
             Wall::ApplicationLock => {
                 "Threads wait for locks that the program takes itself, outside the allocator. Only a change of its code helps."
@@ -220,7 +220,7 @@ impl Wall {
                 "Pages are on another NUMA node than the threads that use them. Where the processor counts loads from other nodes, the wall is judged by that count. Otherwise allocwall compares where the pages of each process are with the CPUs that its samples ran on, and assumes that all pages are used equally often. That gives an upper bound of the cost, at this machine's price of a remote load. The bound can rule this wall out. Without a count of remote loads, it is found only if at least 80 % of the accesses to a large memory go to another node."
             }
             Wall::KernelSlab => {
-                "The kernel allocates memory for its own objects, too: each new connection, open file and looked-up name, and each message on a socket (sk_buff). Its allocator of small objects (slab) counts here, with the charge to the cgroup, and with objects that are freed later, in an interrupt. Programs that make short connections, open files for each request, or send many small messages pay this cost each time. Another malloc does not change it. Neither does the kernel's option slab_nomerge: it only keeps caches apart. Objects for mappings, page faults, and processes that start and end are on the lines of those."
+                "The kernel allocates memory for its own objects, too: each new connection, open file and looked-up name, and each message on a socket (sk_buff). Its allocator of small objects (slab) counts here, with the charge to the cgroup. Many objects are freed later, by callbacks of RCU in an interrupt. An interrupt comes into any program and frees the objects of every process, so that time is not counted here: it is on the line of other kernel work, and the evidence says how much it is. If that time could make this a wall or a contributor, the wall is not ruled out, but not measured. Programs that make short connections, open files for each request, or send many small messages pay this cost each time. Another malloc does not change it. Neither does the kernel's option slab_nomerge: it only keeps caches apart. Objects for mappings, page faults, and processes that start and end are on the lines of those."
             }
             Wall::CallRate => {
                 "The program makes many cheap calls of malloc and free; each one is fast. Allocate less: use pools, one arena per request, or parse only the needed parts of a document. Another allocator saves little of the calls' own time. But it places blocks elsewhere, and a program that follows pointers can gain much from that; only a trial shows it."

@@ -26,7 +26,11 @@ pub fn wilson(successes: u64, trials: u64) -> Interval {
         return Interval::new(0.0, 0.0, 1.0);
     }
     let n = trials as f64;
-    let p = successes.min(trials) as f64 / n;
+    wilson_of(successes.min(trials) as f64 / n, n)
+}
+
+/// The same for a proportion whose error is that of `n` trials, for example one of weighted samples.
+pub fn wilson_of(p: f64, n: f64) -> Interval {
     let z2 = Z95 * Z95;
     let centre = (p + z2 / (2.0 * n)) / (1.0 + z2 / n);
     let half = Z95 / (1.0 + z2 / n) * (p * (1.0 - p) / n + z2 / (4.0 * n * n)).sqrt();

@@ -1,6 +1,6 @@
-//! Whether values rise over time: the rank test of Mann and Kendall, the slope of Theil and Sen, and where a rise begins. All of them use
-//! only the order of values or of slopes, so one odd value changes little. Values must be finite. Neighbouring values should be
-//! independent; if they are not, a rise is found too often.
+//! Whether values rise over time: the rank test of Mann and Kendall, the slope of Theil and Sen, where a rise begins, and a test for a
+//! step that lasts. One odd value changes little. Values must be finite. Neighbouring values should be independent; if they are not, a
+//! rise is found too often.
 
 use super::Z95;
 use crate::units::Interval;
@@ -48,20 +48,69 @@ pub fn slope(points: &[(f64, f64)]) -> Option<Interval> {
     Some(Interval::new(*slopes.get(below)?, point, slopes[slopes.len() - 1 - below]))
 }
 
-/// Where the values rise in one step that lasts: the index from which on all values (at least two) are above all earlier ones (at least
-/// three), by more than `least` and by more than the earlier ones differ among themselves. Of several, the largest step. Of five values
-/// in random order, 1 in 50 has such a step; of twelve, 1 in 1,000.
-pub fn step(values: &[f64], least: f64) -> Option<usize> {
+/// A step that lasts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Step {
+    /// The index of the first value after it.
+    pub from: usize,
+    pub rises: bool,
+    /// Two-sided p-value of the hypothesis that every order of the values is equally likely. It counts all places of the step.
+    pub p: f64,
+}
+
+/// The step of the values: all of them from an index on (at least two) are above, or all are below, all earlier ones (at least three),
+/// by more than `least` and by more than the earlier ones differ among themselves. Of several, the largest step.
+pub fn step(values: &[f64], least: f64) -> Option<Step> {
+    let falling: Vec<f64> = values.iter().map(|value| -value).collect();
+    // The same values never make both.
+    step_up(values, least, true).or_else(|| step_up(&falling, least, false))
+}
+
+fn step_up(values: &[f64], least: f64, rises: bool) -> Option<Step> {
+    let all = steps_up(values).into_iter().filter(|(_, height)| *height > least);
+    let (from, height) = all.max_by(|a, b| a.1.total_cmp(&b.1))?;
+    // Values with a gap above the smallest k of them make a step there if these k come first: in 1 of C(n, k) orders. The sum over all
+    // gaps that are as large is at least the chance of any of these steps.
+    let possible = steps_up(&super::sorted(values)).into_iter().filter(|(_, other)| *other >= height);
+    let chance: f64 = possible.map(|(k, _)| 1.0 / choose(values.len(), k)).sum();
+    Some(Step { from, rises, p: (2.0 * chance).min(1.0) })
+}
+
+/// Steps up: each as the index of the first value after it, and its height.
+fn steps_up(values: &[f64]) -> Vec<(usize, f64)> {
     let highest = |part: &[f64]| part.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let lowest = |part: &[f64]| part.iter().copied().fold(f64::INFINITY, f64::min);
     (BEFORE..(values.len() + 1).saturating_sub(AFTER))
         .filter_map(|from| {
             let (before, after) = values.split_at(from);
-            let gap = lowest(after) - highest(before);
-            (gap > least && gap > highest(before) - lowest(before)).then_some((from, gap))
+            let height = lowest(after) - highest(before);
+            (height > highest(before) - lowest(before)).then_some((from, height))
         })
-        .max_by(|a, b| a.1.total_cmp(&b.1))
-        .map(|(from, _)| from)
+        .collect()
+}
+
+/// The fewest values that can show a trend at this level: if all of them rise, the p-value is 2 / n!.
+pub fn fewest_for_a_trend(level: f64) -> usize {
+    let (mut n, mut p) = (1, 2.0);
+    while p > level {
+        n += 1;
+        p /= n as f64;
+    }
+    n
+}
+
+/// The fewest values that can show a step at this level: in the middle, its p-value is 2 / C(n, n/2).
+pub fn fewest_for_a_step(level: f64) -> usize {
+    let mut n = BEFORE + AFTER;
+    while 2.0 / choose(n, n / 2) > level {
+        n += 1;
+    }
+    n
+}
+
+/// The number of ways to choose k of n.
+fn choose(n: usize, k: usize) -> f64 {
+    (0..k).map(|nth| (n - nth) as f64 / (nth + 1) as f64).product()
 }
 
 /// The index of the first value of a rise: of all steps, and of all lines that are level and then rise, the one that fits best (least
@@ -220,18 +269,83 @@ mod tests {
         assert!(rises < 78 && steps < 10, "{rises} rises and {steps} steps of 1,000");
     }
 
+    /// Its place, and whether it rises.
+    fn place(values: &[f64], least: f64) -> Option<(usize, bool)> {
+        step(values, least).map(|step| (step.from, step.rises))
+    }
+
     #[test]
     fn a_step_lasts_and_a_single_high_value_is_none() {
         let late = [0.1, 0.0, 0.2, 0.1, 0.0, 0.1, 0.1, 0.2, 0.1, 0.0, 6.0, 7.0];
-        assert_eq!(step(&late, 1.0), Some(10));
+        assert_eq!(place(&late, 1.0), Some((10, true)));
+        assert_eq!(place(&late.map(|value| -value), 1.0), Some((10, false)));
         // Not yet lasting; over again; smaller than what counts; and not larger than the noise before it.
-        assert_eq!(step(&late[..11], 1.0), None);
-        assert_eq!(step(&[&late[..], &[0.1]].concat(), 1.0), None);
-        assert_eq!(step(&late, 10.0), None);
-        assert_eq!(step(&[0.0, 5.0, 1.0, 6.0, 7.0], 0.5), None);
-        assert_eq!(step(&[0.0, 0.5, 0.1, 6.0, 7.0], 0.5), Some(3));
+        assert_eq!(place(&late[..11], 1.0), None);
+        assert_eq!(place(&[&late[..], &[0.1]].concat(), 1.0), None);
+        assert_eq!(place(&late, 10.0), None);
+        assert_eq!(place(&[0.0, 5.0, 1.0, 6.0, 7.0], 0.5), None);
+        assert_eq!(place(&[0.0, 0.5, 0.1, 6.0, 7.0], 0.5), Some((3, true)));
         for short in [&[][..], &[1.0], &[0.0, 0.0, 9.0, 9.0]] {
-            assert_eq!(step(short, 0.5), None);
+            assert_eq!(place(short, 0.5), None);
+        }
+    }
+
+    /// Every order of the values from this index on.
+    fn orders(values: &mut [f64], from: usize, each: &mut dyn FnMut(&[f64])) {
+        if from == values.len() {
+            return each(values);
+        }
+        for nth in from..values.len() {
+            values.swap(from, nth);
+            orders(values, from + 1, each);
+            values.swap(from, nth);
+        }
+    }
+
+    #[test]
+    fn the_p_value_of_a_step_counts_all_orders_and_all_places() {
+        let mut steps = vec![];
+        // A step of 19 above the smallest five, and one of 8 above the smallest three.
+        orders(&mut [0.0, 1.0, 2.0, 10.0, 11.0, 30.0, 31.0], 0, &mut |order| steps.extend(step(order, 0.0)));
+        let of = |place: usize| steps.iter().filter(|step| step.from == place).collect::<Vec<_>>();
+        let [high, low] = [5, 3].map(of);
+        // Half of p is for steps down, which these values don't make. 240 of 5,040 orders have the high step; 144 have the low one,
+        // and 24 of these the high one too.
+        assert!(high.len() == 240 && high.iter().all(|step| step.rises && near(step.p, 2.0 / 21.0)));
+        let both = 2.0 / 21.0 + 2.0 / 35.0;
+        assert!(low.len() == 120 && low.iter().all(|step| step.rises && near(step.p, both)));
+        // The near twin: an even rise is no step.
+        assert_eq!(step(&[0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0], 0.0), None);
+    }
+
+    #[test]
+    fn the_fewest_values_can_show_a_change_and_one_less_can_not() {
+        assert_eq!([0.05, 0.01, 0.001].map(fewest_for_a_trend), [5, 6, 7]);
+        assert_eq!([0.05, 0.05 / 2.0, 0.05 / 22.0, 0.05 / 24.0].map(fewest_for_a_step), [8, 9, 12, 13]);
+        for n in 5..30usize {
+            let rises: Vec<f64> = (0..n).map(|nth| nth as f64).collect();
+            let high: Vec<f64> = (0..n).map(|nth| if nth < n.div_ceil(2) { 0.0 } else { 1.0 }).collect();
+            let of_step = step(&high, 0.5).map_or(1.0, |step| step.p);
+            for level in [0.05, 0.01, 1e-4, 1e-6] {
+                assert_eq!(p_value(&rises) <= level, n >= fewest_for_a_trend(level), "{n} {level}");
+                assert_eq!(of_step <= level, n >= fewest_for_a_step(level), "{n} {level}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_slow_rise_is_clearer_as_a_trend_than_as_a_step() {
+        for seed in 0..100 {
+            let mut random = Random::new(seed);
+            let mut noisy = |level: &dyn Fn(usize) -> f64| -> Vec<f64> {
+                (0..24).map(|nth| level(nth) + 10.0 * random.unit()).collect()
+            };
+            let slow = noisy(&|nth| 2.0 * nth as f64);
+            assert!(p_value(&slow) < 1e-4 && step(&slow, 0.0).is_none_or(|step| step.p > p_value(&slow)));
+            // The near twin.
+            let high = noisy(&|nth| if nth < 9 { 0.0 } else { 30.0 });
+            let found = step(&high, 1.0).expect("a step");
+            assert!((found.from, found.rises) == (9, true) && found.p < 1e-5, "{found:?}");
         }
     }
 

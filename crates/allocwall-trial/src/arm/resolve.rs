@@ -134,7 +134,7 @@ impl Arm {
     }
 
     /// What is known about the target before it starts.
-    fn known<'a>(&self, inventory: &'a Inventory, facts: &'a TargetFacts) -> Facts<'a> {
+    fn known<'a>(&self, inventory: &'a Inventory, facts: &'a TargetFacts) -> Facts<'a, 'a> {
         let program = facts.certain().ok_or_else(|| unknown_program(facts));
         let starter = facts.last().filter(|_| program.is_err());
         let not_started = || Absence::new(Reason::NotApplicable, "the command has not started");
