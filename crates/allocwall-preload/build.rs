@@ -35,7 +35,8 @@ fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     let here = PathBuf::from(variable("CARGO_MANIFEST_DIR"));
     let out = PathBuf::from(variable("OUT_DIR"));
-    let prefault = prefault(&here, &out);
+    let prefault = of_libc(&here, &out, "prefault", "liballocwall-prefault.so", &["prefault.c"]);
+    let count = of_libc(&here, &out, "count", "liballocwall-count.so", &["count.c", "count.h"]);
     let mut bundled = vec![mimalloc(&out)];
     if env::var_os("CARGO_FEATURE_JEMALLOC").is_some() {
         bundled.push(jemalloc(&here, &out));
@@ -44,6 +45,7 @@ fn main() {
         bundled.push(snmalloc(&here, &out));
     }
     let mut table = format!("static PREFAULT: Bundled = {};\n", entry(&prefault));
+    writeln!(table, "static COUNT: Bundled = {};", entry(&count)).expect("a string takes all");
     table.push_str("static BUNDLED: &[Bundled] = &[\n");
     for library in &bundled {
         writeln!(table, "{},", entry(library)).expect("a string takes all");
@@ -63,21 +65,30 @@ fn entry(library: &Library) -> String {
     )
 }
 
-/// Linked against no library, so that the same file works with any version of the C library: the loader finds its few
-/// functions in the C library of the process.
-fn prefault(here: &Path, out: &Path) -> Library {
-    let source = here.join("src/prefault.c");
-    println!("cargo:rerun-if-changed={}", source.display());
+/// This project's own, from the first of the sources. Linked against no library, so that the same file works with any
+/// version of the C library: the loader finds its few functions in the C library of the process.
+fn of_libc(
+    here: &Path,
+    out: &Path,
+    kind: &'static str,
+    file_name: &'static str,
+    sources: &[&str],
+) -> Library {
+    let sources: Vec<PathBuf> = sources.iter().map(|name| here.join("src").join(name)).collect();
+    for source in &sources {
+        println!("cargo:rerun-if-changed={}", source.display());
+    }
     let mut build = compiler();
     build.warnings(true).extra_warnings(true);
     build.flag("-U_FORTIFY_SOURCE").flag("-fno-stack-protector");
-    build.flag("-fno-builtin");
-    let file_name = "liballocwall-prefault.so";
+    build.flag("-fno-builtin").flag("-fvisibility=hidden").flag("-fasynchronous-unwind-tables");
+    // On aarch64, atomic operations would otherwise be calls of libgcc.
+    build.flag_if_supported("-mno-outline-atomics");
     let path = out.join(file_name);
-    let arguments = [source.as_os_str(), "-nostdlib".as_ref()];
+    let arguments = [sources[0].as_os_str(), "-nostdlib".as_ref()];
     link(&build, file_name, &path, arguments);
     Library {
-        kind: "prefault",
+        kind,
         version: variable("CARGO_PKG_VERSION"),
         file_name,
         path,

@@ -1,6 +1,7 @@
 //! The readers of untrusted bytes in this crate, by name, for fuzzing.
 
 use crate::accounts::{cpython, go, jvm};
+use crate::allocations;
 use crate::reading::Readers;
 use crate::target::{self, AddressSpace, Modules};
 use crate::unwind::{self, Cache, Tables, Unwinder, Unwound};
@@ -9,6 +10,7 @@ use allocwall_host::fuzzing::{self as host, Reader, nameless, piece, reader, wor
 use allocwall_host::{installed, maps};
 
 pub const READERS: &[Reader] = &[
+    reader("allocations", counts, 20 << 10),
     reader("cpython", cpython::read_bytes, 4096),
     reader("demangle", demangle, 2048),
     reader("elf", elf_file, 16 << 10),
@@ -22,6 +24,11 @@ pub const READERS: &[Reader] = &[
     reader("unwind", unwind, 4096),
     reader("versions", versions, 2048),
 ];
+
+/// The file in which a process counts what it asks of its allocator.
+fn counts(bytes: &[u8]) {
+    allocations::read_file(nameless(bytes).0);
+}
 
 fn demangle(bytes: &[u8]) {
     let name = String::from_utf8_lossy(bytes);

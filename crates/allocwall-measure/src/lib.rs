@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod accounts;
+pub mod allocations;
 pub mod calibrate;
 mod collect;
 mod counts;

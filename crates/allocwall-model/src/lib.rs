@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod allocations;
 pub mod catalogue;
 pub mod devices;
 pub mod error;

@@ -1,5 +1,5 @@
-//! Libraries that are loaded into other processes with `LD_PRELOAD`: allocators, and pre-touch. This crate's build
-//! script builds them and embeds them; [`unpack`] writes them to a file that a loader can map.
+//! Libraries that are loaded into other processes with `LD_PRELOAD`: allocators, pre-touch, and the one that counts
+//! calls. This crate's build script builds them and embeds them; [`unpack`] writes them to a file that a loader can map.
 //!
 //! - They are not linked into the program that embeds them: its own `malloc` stays that of the C library.
 //! - mimalloc is compiled as C, as in its own build. So `operator new` aborts when memory is exhausted, instead of
@@ -7,6 +7,8 @@
 //! - The allocators need a GNU C library at least as new as the one that they were built with. With an older one, the
 //!   loader refuses to start the program.
 //! - [`prefault`] reads `ALLOCWALL_PREFAULT`, a plain decimal number of bytes. `prefault.c` lists its limits.
+//! - [`count`] reads `ALLOCWALL_COUNT`, a directory, and `ALLOCWALL_COUNT_EVERY`. `count.c` lists its limits, `count.h`
+//!   describes the files that it writes. A program can include `allocwall_mark.h` to count its units of work.
 
 #![forbid(unsafe_code)]
 
@@ -25,7 +27,7 @@ const ABANDONED_AFTER: Duration = Duration::from_secs(600);
 /// A library that can be preloaded.
 #[derive(Clone, Copy)]
 pub struct Bundled {
-    /// `mimalloc`, `jemalloc`, `snmalloc` or `prefault`.
+    /// `mimalloc`, `jemalloc`, `snmalloc`, `prefault` or `count`.
     pub kind: &'static str,
     /// The upstream version, from the library's own sources: `3.3.2`.
     pub version: &'static str,
@@ -49,6 +51,12 @@ pub fn bundled() -> &'static [Bundled] {
 /// Pre-touch: grows the heap by `ALLOCWALL_PREFAULT` bytes and touches it, before `main`.
 pub fn prefault() -> &'static Bundled {
     &PREFAULT
+}
+
+/// Counts the calls of the process's allocator, whichever it is, in a file of each process. In `LD_PRELOAD` it must
+/// come before an allocator.
+pub fn count() -> &'static Bundled {
+    &COUNT
 }
 
 /// Writes a library to `dir/NAME-VERSION-HASH.so` and returns its absolute path, for use in `LD_PRELOAD`. An existing
@@ -270,7 +278,7 @@ mod tests {
     #[test]
     fn a_library_is_unpacked_whole_and_readable_by_all() {
         let (_place, dir) = place();
-        for item in bundled().iter().chain([prefault()]) {
+        for item in bundled().iter().chain([prefault(), count()]) {
             let path = unpack(item, &dir).unwrap();
             assert!(path.is_absolute());
             assert_eq!(fs::read(&path).unwrap(), item.bytes);
@@ -280,7 +288,7 @@ mod tests {
             assert!(name.starts_with(&format!("{stem}-{}-", item.version)), "{name}");
         }
         let files = fs::read_dir(&dir).unwrap().count();
-        assert_eq!(files, bundled().len() + 1, "a temporary file was left");
+        assert_eq!(files, bundled().len() + 2, "a temporary file was left");
     }
 
     #[test]
@@ -429,7 +437,7 @@ mod tests {
 
     #[test]
     fn each_library_is_complete() {
-        for item in bundled().iter().chain([prefault()]) {
+        for item in bundled().iter().chain([prefault(), count()]) {
             assert!(item.bytes.starts_with(b"\x7fELF"), "{}", item.kind);
             assert!(item.version.split('.').all(|part| part.parse::<u32>().is_ok()), "{}", item.version);
             assert!(!item.licence.is_empty());

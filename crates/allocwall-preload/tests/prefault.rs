@@ -3,7 +3,7 @@
 
 mod common;
 
-use allocwall_preload::{bundled, prefault, unpack};
+use allocwall_preload::{bundled, count, prefault, unpack};
 use common::{attempt, command, compiled, said};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -268,7 +268,7 @@ fn libraries_need_nothing_but_the_c_library() {
     let Some(subject) = Subject::new() else {
         return;
     };
-    for item in bundled().iter().chain([prefault()]) {
+    for item in bundled().iter().chain([prefault(), count()]) {
         let path = unpack(item, &subject.place.path().join("libraries")).unwrap();
         let Some(output) = attempt(command("readelf").arg("-dW").arg(path)) else {
             return;
@@ -283,6 +283,7 @@ fn libraries_need_nothing_but_the_c_library() {
         for library in &needed {
             assert!(of_libc.iter().any(|start| library.starts_with(start)), "{}: {library}", item.kind);
         }
-        assert_eq!(needed.is_empty(), item.kind == "prefault", "{}: {needed:?}", item.kind);
+        let needs_none = ["prefault", "count"].contains(&item.kind);
+        assert_eq!(needed.is_empty(), needs_none, "{}: {needed:?}", item.kind);
     }
 }

@@ -1,8 +1,9 @@
 //! Recording, Bill and Verdict as text, JSON, flamegraph, collapsed stacks; the result of a trial as text, JSON, CSV; the
-//! resident memory of a process as text and JSON. Pure.
+//! resident memory of a process as text and JSON; counted calls of allocators as text, JSON, pprof, collapsed stacks. Pure.
 
 #![forbid(unsafe_code)]
 
+pub mod allocations;
 pub mod collapsed;
 mod counters;
 mod devices;
@@ -17,6 +18,8 @@ pub mod trial_csv;
 pub mod trial_json;
 pub mod trial_text;
 
+#[cfg(test)]
+mod described;
 #[cfg(test)]
 mod sketches;
 #[cfg(test)]

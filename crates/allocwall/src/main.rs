@@ -33,6 +33,8 @@ enum Command {
     Diagnose(commands::diagnose::Args),
     /// Show the resident memory of a process by owner: live, free but kept, lazily freed; and what remedies could return
     Memory(commands::memory::Args),
+    /// Start a command and count its calls of the allocator: rates, sizes, threads, reallocs, latency, lifetimes, call sites
+    Count(commands::count::Args),
     /// Print a recording as text, JSON, flamegraph or collapsed stacks, or a saved trial as text, JSON or CSV
     Report(commands::report::Args),
     /// Try remedies on a command, interleaved with the baseline: effect, interval and outcome for each
@@ -64,6 +66,7 @@ fn main() -> ExitCode {
         Command::Calibrate(args) => commands::calibrate::run(args, &printer),
         Command::Diagnose(args) => commands::diagnose::run(args, &printer),
         Command::Memory(args) => commands::memory::run(args, &printer),
+        Command::Count(args) => commands::count::run(args, &printer),
         Command::Report(args) => commands::report::run(args, &printer),
         Command::Trial(args) => commands::trial::run(*args, &printer),
         Command::Bench(args) => commands::bench::run(args, &printer),

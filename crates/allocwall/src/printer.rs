@@ -36,10 +36,25 @@ impl Printer {
         self.stderr_terminal
     }
 
+    pub fn stdout_is_terminal(&self) -> bool {
+        self.stdout_terminal
+    }
+
+    /// Columns of the terminal for messages, at most 100.
+    pub fn talk_width(&self) -> usize {
+        let terminal = terminal_size::terminal_size_of(std::io::stderr());
+        terminal.map_or(Style::FILE.width, |(width, _)| usize::from(width.0)).min(Style::FILE.width)
+    }
+
     /// Writes data verbatim. A closed pipe (`| head`) is not an error; a full disk is.
     pub fn data(&self, text: &str) -> anyhow::Result<()> {
+        self.bytes(text.as_bytes())
+    }
+
+    /// The same for data that is no text.
+    pub fn bytes(&self, bytes: &[u8]) -> anyhow::Result<()> {
         let mut out = std::io::stdout().lock();
-        match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        match out.write_all(bytes).and_then(|()| out.flush()) {
             Err(e) if e.kind() != ErrorKind::BrokenPipe => Err(e).context("cannot write to standard output"),
             _ => Ok(()),
         }
@@ -59,6 +74,21 @@ impl Printer {
             let _ = write!(std::io::stderr(), "\r\x1b[K");
             let _ = std::io::stderr().flush();
         }
+    }
+
+    /// Draws a text of several lines in the place of the last one, which had so many lines. Only on a terminal. Returns its
+    /// number of lines.
+    pub fn redraw(&self, text: &str, before: usize) -> usize {
+        if !self.stderr_terminal {
+            return 0;
+        }
+        let mut drawn = if before > 0 { format!("\x1b[{before}A\x1b[J") } else { String::new() };
+        for line in text.lines() {
+            drawn.push_str(&one_line(line));
+            drawn.push('\n');
+        }
+        let _ = std::io::stderr().write_all(drawn.as_bytes());
+        text.lines().count()
     }
 
     /// One line to the user.

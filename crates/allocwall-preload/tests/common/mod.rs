@@ -5,10 +5,10 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// Compiles a program of `tests/programs`. None, after the reason is printed, if there is no compiler.
+/// Compiles a program of `tests/programs`, by its path from there. None, after the reason is printed, if there is no compiler.
 pub fn compiled(place: &Path, source: &str, flags: &[&str]) -> Option<PathBuf> {
     let compiler = if source.ends_with(".cc") { "c++" } else { "cc" };
-    let program = place.join(source.rsplit_once('.').unwrap().0);
+    let program = place.join(Path::new(source).file_stem().unwrap());
     let mut command = Command::new(compiler);
     command
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(source))
@@ -36,7 +36,14 @@ pub fn attempt(command: &mut Command) -> Option<Output> {
 /// A command without the variables of this process's environment that could control an allocator.
 pub fn command(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(program);
-    for name in ["LD_PRELOAD", "GLIBC_TUNABLES", "MALLOC_CONF", "ALLOCWALL_PREFAULT"] {
+    for name in [
+        "LD_PRELOAD",
+        "GLIBC_TUNABLES",
+        "MALLOC_CONF",
+        "ALLOCWALL_PREFAULT",
+        "ALLOCWALL_COUNT",
+        "ALLOCWALL_COUNT_EVERY",
+    ] {
         command.env_remove(name);
     }
     command.env("LC_ALL", "C");

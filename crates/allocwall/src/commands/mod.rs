@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod calibrate;
 pub mod check;
+pub mod count;
 pub mod diagnose;
 pub mod explain;
 pub mod keep;

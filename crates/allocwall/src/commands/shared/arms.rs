@@ -45,9 +45,9 @@ pub fn inventory(printer: &Printer) -> Inventory {
     Inventory::of(&Machine::live(), bundled, prefault)
 }
 
-/// Creates all folders but the last. Mode 0755 whatever the umask is: targets that drop their rights must get
+/// The folder for libraries. Creates all folders but the last. Mode 0755 whatever the umask is: targets that drop their rights must get
 /// through.
-fn folder(printer: &Printer) -> anyhow::Result<PathBuf> {
+pub fn folder(printer: &Printer) -> anyhow::Result<PathBuf> {
     let cache = own_folder(Kind::Cache, printer)?;
     own::create(&cache, 0o755)?;
     Ok(cache.join("libraries"))
