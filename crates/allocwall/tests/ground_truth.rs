@@ -141,20 +141,22 @@ fn misses(case: &Case, dial: &str, truth: &Truth, seen: &Value) -> Vec<String> {
         return misses;
     };
     let off = (measured - expected) * 100.0;
-    let unseen = match case.line {
-        Line::Cpu(_) | Line::CpuAround(_) => unseen(seen),
+    let uncovered = match case.line {
+        Line::Cpu(_) | Line::CpuAround(_) => uncovered(seen),
         Line::Wait(_) | Line::None => 0.0,
     };
     println!(
-        "{} dial {dial}: {key} truth {:.1} %, billed {:.1} %, {off:+.1} points, no sample hit {:.1} %; named {named:?}",
+        "{} dial {dial}: {key} truth {:.1} %, billed {:.1} %, {off:+.1} points, samples cover {:.1} %; named {named:?}",
         case.subject,
         expected * 100.0,
         measured * 100.0,
-        unseen * 100.0
+        (1.0 - uncovered) * 100.0
     );
-    // The bill divides unsampled time like sampled time, but all or none of it may belong to this line.
-    let mut low = -TOLERANCE - (1.0 - measured) * unseen * 100.0;
-    let mut high = TOLERANCE + measured * unseen * 100.0;
+    // The bill divides unsampled time like sampled time, but all or none of it may belong to this line. So may samples
+    // that are too many.
+    let (mine, rest) = (measured * uncovered * 100.0, (1.0 - measured) * uncovered * 100.0);
+    let mut low = -TOLERANCE - rest.max(-mine);
+    let mut high = TOLERANCE + mine.max(-rest);
     match case.line {
         // Without the price of fault_return, the end of a fault is billed to the program: about 8 % of the cost
         // (ARCHITECTURE.md).
@@ -393,11 +395,13 @@ fn bill_share(seen: &Value, key: &str) -> f64 {
         .sum()
 }
 
-/// Share of the CPU time charged by the kernel that neither samples nor switches to idle account for.
-fn unseen(seen: &Value) -> f64 {
+/// Share of the CPU time charged by the kernel that neither samples nor switches to idle account for. It is negative if there are
+/// more samples than CPU time: in a virtual machine, the timer of a CPU that was idle can fire late, and then hits what runs after
+/// the wait.
+fn uncovered(seen: &Value) -> f64 {
     let seconds = |key: &str| seen["bill"][key].as_f64().unwrap_or(f64::NAN);
     let charged = seconds("cpu_s");
-    ((charged - seconds("sampled_cpu_s") - seconds("switching_cpu_s")) / charged).max(0.0)
+    (charged - seconds("sampled_cpu_s") - seconds("switching_cpu_s")) / charged
 }
 
 /// A line of waits as a share of the time of the working threads. The other threads always sleep, so they are
