@@ -312,7 +312,7 @@ mod tests {
         assert_eq!(document["estimates"]["functions"][0]["function"], "parse_record");
         assert_eq!(document["further"]["processes"], 2);
         assert_eq!(document["missing"][0]["reason"], "not_found");
-        assert_eq!(document["work"]["judgement"], "look");
+        assert_eq!(document["work"]["judgement"], "possible");
     }
 
     #[test]

@@ -50,8 +50,8 @@ impl Run {
 /// The largest sizes of the rows that size classes are merged to. The last row has none.
 const ROW_TOPS: [u64; 10] = [64, 128, 256, 512, 1 << 10, 4 << 10, 32 << 10, LARGE, 1 << 20, 32 << 20];
 
-/// From which part on something stands out: half of the bytes in one row of sizes, or bytes that realloc copies, compared
-/// with those requested. Our choice, as the next three.
+/// From which part on something stands out: half of the bytes in one row of sizes, or of realloc; or bytes that realloc
+/// copies, compared with those requested. Our choice, as the next three.
 const MOST_BYTES: f64 = 0.5;
 const MANY_COPIED: f64 = 0.2;
 /// The part of the blocks that another thread frees: so much at least, with the whole interval.
@@ -135,7 +135,7 @@ impl Work {
             few if few < FEW_PER_UNIT => {
                 ("unlikely", "under 10: the allocator is unlikely to be what the work waits for")
             }
-            many if many > MANY_PER_UNIT => ("look", "over 30: the allocator can be what the work waits for"),
+            many if many > MANY_PER_UNIT => ("possible", "over 30: the allocator can be what the work waits for"),
             _ => ("between", "between 10 and 30: the number alone does not decide"),
         }
     }
@@ -246,6 +246,11 @@ impl<'a> Summary<'a> {
             && share.low >= MANY_REMOTE
         {
             standouts.push(format!("another thread frees {} of the blocks", percent(share.point)));
+        }
+        let resized = self.calls.realloc_bytes as f64;
+        if resized > 0.0 && resized >= MOST_BYTES * requested(&self.calls) {
+            let share = resized / requested(&self.calls);
+            standouts.push(format!("realloc requests {} of all bytes", percent(share)));
         }
         let copied = self.calls.copied_bytes as f64;
         if copied > 0.0 && copied >= MANY_COPIED * requested(&self.calls) {
@@ -839,6 +844,11 @@ mod tests {
         run.counted.processes[0].calls.copied_bytes = 900_000_000;
         let sentence = Summary::of(&run).sentence();
         assert!(sentence.ends_with("; what stands out: realloc copies 69.8 MiB a second."), "{sentence}");
+        // Most bytes are those of resized blocks, most of them in place.
+        let calls = &mut run.counted.processes[0].calls;
+        calls.realloc_bytes = 3 * calls.bytes;
+        let sentence = Summary::of(&run).sentence();
+        assert!(sentence.contains("; what stands out: realloc requests 75 % of all bytes"), "{sentence}");
     }
 
     #[test]
@@ -919,7 +929,7 @@ mod tests {
             let run = Run { units: Some(units), ..run() };
             Summary::of(&run).work.unwrap().judgement().0
         };
-        assert_eq!([100_000, 500_000, 1_000_000].map(judged), ["look", "between", "unlikely"]);
+        assert_eq!([100_000, 500_000, 1_000_000].map(judged), ["possible", "between", "unlikely"]);
         let marked = |marks: u64| {
             let mut run = Run { units: None, ..run() };
             run.counted.processes[0].calls.marks = marks;
