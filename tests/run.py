@@ -8,6 +8,9 @@
 
 A test that cannot run on a machine prints `skipped: reason` and passes; a script prints `skipped: test: reason`. This runner counts it
 as skipped. The run fails if a test failed, or if a skip is not listed in tests/skips.txt.
+
+A test of cargo's that fails is run once more, when the other tests of its step have ended: much here measures, and other work on the
+machine can disturb that. If it passes then, it counts as passed, and the end of the output names it.
 """
 
 import argparse
@@ -24,6 +27,8 @@ ROOT = Path(__file__).resolve().parents[1]
 LIST = ROOT / "tests" / "skips.txt"
 # A step that takes longer is ended.
 LIMIT_S = 40 * 60
+# So many failed tests of a step are run once more. More are no chance.
+MOST_AGAIN = 5
 # The number of test programs whose times are shown at the end.
 SLOWEST = 10
 # Programs and libraries that the tests of the Rust crates use, each with its package.
@@ -97,8 +102,8 @@ STEPS = [
     ),
 ]
 
-PROGRAM = re.compile(r"^ +Running (?:unittests )?\S+ \((?:.*/)?([\w-]+)-[0-9a-f]{16}(?:\.js)?\)$")
-DOCTESTS = re.compile(r"^ +Doc-tests (\S+)$")
+PROGRAM = re.compile(r"^ +Running (?P<unit>unittests )?(?P<source>\S+) \((?:.*/)?(?P<name>[\w-]+)-[0-9a-f]{16}(?:\.js)?\)$")
+DOCTESTS = re.compile(r"^ +Doc-tests (?P<name>\S+)$")
 RESULT = re.compile(r"^test result: \S+\. (\d+) passed; (\d+) failed; (\d+) ignored;(?:.* finished in ([\d.]+)s$)?")
 TEST = re.compile(r"^test (.+?) \.\.\. (ignored(?:, .*)?|FAILED)$")
 OUTPUT_OF = re.compile(r"^---- (.+) (?:stdout|stderr) ----$")
@@ -123,6 +128,11 @@ class Count:
     # For cargo: the test program, its skipped tests, the test whose output is being read, and whether that test passed. The output of
     # a test that passed is read, but not shown.
     program: str = ""
+    # For cargo: the options that select the test program, or None; and those of each failed test, with its own name.
+    selected: tuple = None
+    where: dict = field(default_factory=dict)
+    # Names of tests that failed, and passed when they were run again.
+    again: list = field(default_factory=list)
     here: set = field(default_factory=set)
     speaks: str = None
     quiet: bool = False
@@ -134,7 +144,8 @@ class Count:
     def read(self, line):
         """Reads one line; returns whether to show it."""
         if match := PROGRAM.match(line) or DOCTESTS.match(line):
-            self.program = self.prefix + match[1]
+            self.program = self.prefix + match["name"]
+            self.selected = selection(match)
             self.leave()
         elif match := RESULT.match(line):
             self.passed += int(match[1]) - len(self.here)
@@ -153,7 +164,10 @@ class Count:
                 self.reasons.append((self.speaks, match[1]))
         elif match := TEST.match(line):
             if match[2] == "FAILED":
-                self.failed.append(f"{self.program}::{match[1]}")
+                name = f"{self.program}::{match[1]}"
+                self.failed.append(name)
+                if self.selected:
+                    self.where[name] = (self.selected, match[1])
             else:
                 self.reasons.append((f"{self.program}::{match[1]}", match[2]))
         elif match := SUMMARY.match(line):
@@ -189,6 +203,15 @@ class Count:
                 self.passed = 1
 
 
+def selection(match):
+    """Cargo's options for the test program of this line; None for the tests of a documentation."""
+    if match.re is DOCTESTS:
+        return None
+    if match["unit"]:
+        return ("--lib",) if match["source"].endswith("lib.rs") else ("--bins",)
+    return ("--test", match["name"])
+
+
 def listed(text):
     """Patterns of the list: one `test: reason` a line; `*` matches anything; `#` begins a comment."""
     lines = (line.strip() for line in text.splitlines())
@@ -205,6 +228,21 @@ def slowest(seconds):
     """The slowest test programs of a step, with their times; the slowest first."""
     programs = sorted(seconds, key=seconds.get, reverse=True)[:SLOWEST]
     return ", ".join(f"{program} {seconds[program]:.1f} s" for program in programs)
+
+
+def run_again(step, count):
+    """Runs the failed tests of a step once more, each alone; counts those that pass as passed."""
+    if len(count.failed) > MOST_AGAIN:
+        return
+    options = step.command[: step.command.index("--")] if "--" in step.command else step.command
+    for name in [name for name in count.failed if name in count.where]:
+        selected, test = count.where[name]
+        print(f"== {step.name}, again: {name}", flush=True)
+        alone = run(Step(step.name, [*options, *selected, "--", "--exact", test, "--show-output"], step.directory))
+        if not alone.failed and alone.passed:
+            count.failed.remove(name)
+            count.again.append(name)
+            count.passed += 1
 
 
 def run(step):
@@ -279,6 +317,7 @@ def main():
             count = Count(failed=[f"{step.name} (not run: {step.needs} failed)"])
         else:
             count = run(step)
+            run_again(step, count)
         if count.failed:
             broken.add(step.name)
         times.append(f"{step.name} {time.monotonic() - began:.0f} s")
@@ -287,6 +326,7 @@ def main():
         total.passed += count.passed
         total.skipped += count.skipped
         total.failed += count.failed
+        total.again += count.again
         total.reasons += count.reasons
     print(f"\ntimes: {', '.join(times)}")
     if slow:
@@ -296,6 +336,8 @@ def main():
     refused = unlisted(total.reasons, listed(LIST.read_text()))
     for skip in refused:
         print(f"skip not listed in {LIST.relative_to(ROOT)}: {skip}")
+    for name in total.again:
+        print(f"failed, and passed when it was run again: {name}")
     for name in total.failed:
         print(f"failed: {name}")
     print(f"{total.passed} passed, {len(total.failed)} failed, {total.skipped} skipped")

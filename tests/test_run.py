@@ -1,8 +1,11 @@
 """The runner: what it counts, what it shows, and which skips it refuses."""
 
+import sys
+import tempfile
 import unittest
+from pathlib import Path
 
-from run import SLOWEST, Count, listed, slowest, unlisted
+from run import SLOWEST, Count, Step, listed, run_again, slowest, unlisted
 
 CARGO = """\
      Running unittests src/lib.rs (target/debug/deps/allocwall_model-0123456789abcdef)
@@ -65,6 +68,54 @@ def count(lines, **fields):
     counted = Count(**fields)
     shown = [line for line in lines if counted.read(line)]
     return counted, shown
+
+
+# Like cargo: the test of the options fails so many times, then it passes. It writes its options to a file.
+FAKE = """
+import sys
+from pathlib import Path
+file, times, *options = sys.argv[1:]
+before = Path(file).read_text().splitlines() if Path(file).exists() else []
+Path(file).write_text("\\n".join([*before, " ".join(options)]))
+fails = len(before) < int(times)
+print("     Running tests/trial.rs (target/debug/deps/trial-0123456789abcdef)")
+print("test it::works ... " + ("FAILED" if fails else "ok"))
+print(f"test result: {'FAILED' if fails else 'ok'}. {int(not fails)} passed; {int(fails)} failed; 0 ignored; 0 measured; 0 filtered out")
+"""
+
+
+class Again(unittest.TestCase):
+    def again(self, times, lines):
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "options"
+            counted, _ = count(lines)
+            run_again(Step("rust", [sys.executable, "-c", FAKE, str(file), str(times), "--workspace", "--", "--show-output"]), counted)
+            return counted, file.read_text().splitlines() if file.exists() else []
+
+    def test_a_test_that_passes_then_has_passed_and_is_named(self):
+        counted, options = self.again(0, CARGO)
+        self.assertEqual((counted.failed, counted.again), ([], ["allocwall_model::a::fails"]))
+        self.assertEqual(counted.passed, 3)
+        self.assertEqual(options, ["--workspace --lib -- --exact a::fails --show-output"])
+
+    def test_a_test_that_fails_again_has_failed(self):
+        counted, options = self.again(1, CARGO)
+        self.assertEqual((counted.failed, counted.again, counted.passed), (["allocwall_model::a::fails"], [], 2))
+        self.assertEqual(len(options), 1)
+
+    def test_programs_are_selected_by_their_kind(self):
+        for source, expected in [
+            ("unittests src/main.rs", "--workspace --bins"),
+            ("tests/trial.rs", "--workspace --test allocwall_model"),
+        ]:
+            _, options = self.again(1, [CARGO[0].replace("unittests src/lib.rs", source), "test a::fails ... FAILED"])
+            self.assertEqual(options, [f"{expected} -- --exact a::fails --show-output"])
+
+    def test_many_failures_and_those_of_a_documentation_are_final(self):
+        many = [CARGO[0], *(f"test a::fails_{n} ... FAILED" for n in range(6))]
+        for lines in [many, ["   Doc-tests allocwall_pool", "test lib.rs - (line 3) ... FAILED"], SCRIPT]:
+            counted, options = self.again(0, lines)
+            self.assertEqual((counted.again, options), ([], []))
 
 
 class Counting(unittest.TestCase):
