@@ -6,10 +6,12 @@ use crate::bill::{
     self, Bill, Classified, GENERATED_CODE, LEAST_KNOWN, NO_CALLERS, NO_SYMBOL, NO_USER_STACK, Site, SlabUse,
     Starts, StorageWaits, WaitLine,
 };
+use crate::counted::Calling;
 use allocwall_model::catalogue::advice;
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
 use allocwall_model::catalogue::fast_paths::{CallPath, path_of};
 use allocwall_model::catalogue::owners::Owner;
+use allocwall_model::catalogue::prices::MALLOC_ARENA;
 use allocwall_model::catalogue::remedies::Remedy;
 use allocwall_model::catalogue::symbols::UserRole;
 use allocwall_model::catalogue::syscalls::MapCall;
@@ -34,6 +36,7 @@ pub struct Context<'a> {
     pub cpu_rate: f64,
     // Each of these reads every sample, and many remedies need it, so it is computed once.
     served: OnceCell<(Served, String)>,
+    counted: OnceCell<Option<Calling<'a>>>,
     map_calls_by_malloc: OnceCell<Measured<Interval>>,
     past_huge_pages: OnceCell<Interval>,
     starts: OnceCell<Starts>,
@@ -94,6 +97,7 @@ impl<'a> Context<'a> {
             window_s,
             cpu_rate: bill.cpu_s / window_s,
             served: OnceCell::new(),
+            counted: OnceCell::new(),
             map_calls_by_malloc: OnceCell::new(),
             past_huge_pages: OnceCell::new(),
             starts: OnceCell::new(),
@@ -511,12 +515,33 @@ impl<'a> Context<'a> {
         shared.is_some_and(|part| part.low > MOST)
     }
 
-    /// Whether the thread cache serves malloc's calls, with the figures for it.
-    pub fn served(&self) -> (Served, String) {
-        self.served.get_or_init(|| self.compute_served()).clone()
+    /// The counted calls. None if calls were not counted, or not those of the process that used most CPU time.
+    pub fn counted(&self) -> Option<&Calling<'a>> {
+        let of_main = || Calling::of(self.recording.counted.as_ref().ok()?, self.process()?);
+        self.counted.get_or_init(of_main).as_ref()
     }
 
-    fn compute_served(&self) -> (Served, String) {
+    /// CPU time in malloc for each counted pair of malloc and free, nanoseconds.
+    pub fn pair_ns(&self) -> Option<Interval> {
+        let pairs = self.counted()?.pairs_per_s();
+        let malloc = self.cpu(Wall::AllocatorCode.lines()).ok()?.rate;
+        (pairs > 0.0).then(|| malloc.scaled(1e9 / pairs))
+    }
+
+    /// By the counted calls, if they decide it.
+    fn served_by_counts(&self) -> Option<(Served, String)> {
+        let arena = self.price(MALLOC_ARENA);
+        self.counted()?.served(self.process()?, self.pair_ns().zip(arena.map(|arena| arena.high)))
+    }
+
+    /// Whether the thread cache serves malloc's calls, with the figures for it.
+    pub fn served(&self) -> (Served, String) {
+        self.served
+            .get_or_init(|| self.served_by_counts().unwrap_or_else(|| self.served_by_samples()))
+            .clone()
+    }
+
+    fn served_by_samples(&self) -> (Served, String) {
         use allocwall_model::catalogue::thresholds::{ENTRY_SHARE, MISS_SHARE};
         let leaves = self.allocator_leaves();
         let all = leaves.all;

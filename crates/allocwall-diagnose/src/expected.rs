@@ -3,6 +3,11 @@
 //! Every remedy that acts on CPU time has bounds. They come from its lines of the bill, and from the known part of
 //! these lines that it can change. A diagnosis prints the bounds as the gain if they come from more than the lines
 //! alone.
+//!
+//! If the target's calls were counted and replayed, their measured cost takes the place of ranges from other programs
+//! ([`replayed`]).
+
+mod replayed;
 
 use super::context::{Context, Served, percent};
 use super::needs;
@@ -21,6 +26,7 @@ use allocwall_model::catalogue::thresholds::TLB_REACH_BYTES;
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::recording::{Recording, Runtime};
 use allocwall_model::units::{Interval, Measured};
+use replayed::Replayed;
 
 /// Whether the bill allows predictions.
 pub fn possible(recording: &Recording, bill: &Bill) -> Measured<()> {
@@ -58,9 +64,12 @@ pub(super) struct Prediction {
 
 pub(super) fn prediction(ctx: &Context, remedy: &Remedy) -> Prediction {
     let ByPrice { gain: priced, basis, most } = by_price(ctx, remedy);
+    let replayed = Replayed::of(ctx, remedy).filter(|_| !is_unpredictable(ctx, remedy));
     let known = match remedy.effect {
         Effect::Swap | Effect::DeeperCache | Effect::OwnArenas => true,
-        Effect::HugeTouch | Effect::ArenaInsteadOfMap | Effect::Populate => priced.is_some(),
+        Effect::HugeTouch | Effect::ArenaInsteadOfMap | Effect::Populate => {
+            priced.is_some() || replayed.is_some()
+        }
         Effect::AtMost(..)
         | Effect::FewerCollections(_)
         | Effect::ForkCopy(_)
@@ -83,6 +92,7 @@ pub(super) fn prediction(ctx: &Context, remedy: &Remedy) -> Prediction {
     };
     let at_most = at_most.filter(|_| bounded);
     let best = bounded.then(|| of_lines.map_or(most, |saved| saved.high));
+    let basis = replayed.map_or(basis, |replayed| replayed.basis());
     Prediction { saved, gain, at_most, basis, most, best }
 }
 
@@ -112,14 +122,19 @@ fn saved(ctx: &Context, remedy: &Remedy) -> Option<Saved> {
         _ => None,
     });
     let own = ctx.cpu(&[CostClass::Application]).ok()?.share;
-    let (of_lines, aside) = match (library, remedy.effect) {
-        (_, Effect::Unknown(_)) => return None,
-        (Some(kind), _) => (swapped(ctx, remedy, kind)?, times(own, swaps::LAYOUT)),
-        (None, Effect::HugeTouch) if remedy.applies(Change::ArenaHook) => {
-            (bounded(ctx, remedy)?, loads_of_arenas(ctx, remedy, own))
-        }
-        (None, Effect::HugeTouch) => (bounded(ctx, remedy)?, loads_on_huge_pages(ctx, remedy, own)),
-        (None, _) => (bounded(ctx, remedy)?, times(own, swaps::PLACES)),
+    let replayed = Replayed::of(ctx, remedy).map(|replayed| replayed.saved);
+    let of_lines = match (library, replayed) {
+        _ if matches!(remedy.effect, Effect::Unknown(_)) => return None,
+        (Some(kind), Some(replayed)) => sum(&[replayed, start_cost(ctx, kind)]),
+        (Some(kind), None) => swapped(ctx, remedy, kind)?,
+        (None, Some(replayed)) => replayed,
+        (None, None) => bounded(ctx, remedy)?,
+    };
+    let aside = match (library, remedy.effect) {
+        (Some(_), _) => times(own, swaps::LAYOUT),
+        (None, Effect::HugeTouch) if remedy.applies(Change::ArenaHook) => loads_of_arenas(ctx, remedy, own),
+        (None, Effect::HugeTouch) => loads_on_huge_pages(ctx, remedy, own),
+        (None, _) => times(own, swaps::PLACES),
     };
     Some(Saved { of_lines, aside })
 }
@@ -247,6 +262,8 @@ fn is_unpredictable(ctx: &Context, remedy: &Remedy) -> bool {
     let code = code.map_or(0.0, |code| code.share.point);
     let (slow, cheap) =
         if matches!(ctx.served().0, Served::Missing | Served::Mixed) { (code, 0.0) } else { (0.0, code) };
+    // A replay of the calls shows what they cost elsewhere, but not what the program's own loads do.
+    let cheap = if Replayed::of(ctx, remedy).is_some() { 0.0 } else { cheap };
     // Without a count, nothing shows that loads miss the TLB.
     let by_places = cheap.max(counted_walks(ctx) * memory_reached(ctx, remedy).high);
     by_places >= needs::WORTH_A_SWAP && by_places > slow + in_kernel(ctx, remedy)

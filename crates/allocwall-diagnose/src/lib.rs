@@ -6,6 +6,7 @@
 pub mod bill;
 mod cold_start;
 mod context;
+mod counted;
 pub mod expected;
 pub mod hardware;
 mod judge;

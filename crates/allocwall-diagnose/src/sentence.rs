@@ -1,7 +1,7 @@
 //! Writes the sentence of the verdict, and the next commands.
 
 use super::bill::stripped_runtime;
-use super::context::{Context, TopSite, count, percent, percent_interval};
+use super::context::{Context, Served, TopSite, count, percent, percent_interval};
 use super::judge::Judged;
 use super::remedies::{command_line, trial_of_start};
 use super::rungs::{UNCOUNTED, named, rate_of_calls, storage_place};
@@ -301,10 +301,14 @@ fn wall_sentence(ctx: &Context, judged: &[Judged], wall: Wall, place: bool) -> S
             "Large allocations are the wall: {s} of CPU goes to filling and copying blocks, not to the number of calls{}.",
             from(ctx, wall.lines())
         ),
-        Wall::AllocatorCode => format!(
-            "The allocator's code is the wall: it uses {s} of CPU{}; calls miss its thread cache.",
-            from(ctx, wall.lines())
-        ),
+        Wall::AllocatorCode => {
+            let place = from(ctx, wall.lines());
+            let why = match ctx.served().0 {
+                Served::Unknown => "few calls were counted, so each one is slow",
+                Served::Cached | Served::Mixed | Served::Missing => "calls miss its thread cache",
+            };
+            format!("The allocator's code is the wall: it uses {s} of CPU{place}; {why}.")
+        }
         Wall::AllocatorContention => format!(
             "Allocator contention is the wall: threads spend {s} of their working time waiting for its locks{}.",
             from_lock()

@@ -16,7 +16,7 @@ use allocwall_model::devices::{Datagrams, DiskUse, TcpEvents};
 use allocwall_model::recording::*;
 use allocwall_model::resident::{ResidentOwner, TargetMemory};
 use allocwall_model::units::{Absence, Interval, Measured, Reason};
-use allocwall_sketches::recording::{PID, Sketch, account};
+use allocwall_sketches::recording::{PID, Sketch, account, counted};
 
 fn status(subject: &Subject, wall: Wall) -> Status {
     subject.finding(wall).status
@@ -1644,6 +1644,96 @@ fn contention_takes_precedence_over_the_code_it_slows() {
     assert_eq!(status(&subject, Wall::AllocatorContention), Status::RuledOut);
     subject.wait_line(WaitClass::Allocator).thread_s = Err(absent());
     assert_eq!(status(&subject, Wall::AllocatorContention), Status::NotMeasured);
+}
+
+/// A wall of the allocator's code on one CPU, and in its window these blocks, which live for half a microsecond.
+fn allocating_so_often(sizes: &[(u64, u64)]) -> Subject {
+    let mut subject = with_shares(&[(AllocatorCode, 0.5)]);
+    subject.recording.counted = Ok(counted(WINDOW_S as u64, sizes, 500, 0.0));
+    subject
+}
+
+#[test]
+fn counted_calls_are_no_estimate() {
+    let many = allocating_so_often(&[(100_000_000, 64)]);
+    let verdict = many.verdict();
+    assert_eq!(verdict.walls, [Wall::CallRate]);
+    assert!(verdict.sentence.contains(", 20.0 M calls a second (counted)"), "{}", verdict.sentence);
+    let finding = many.finding(Wall::CallRate);
+    assert_eq!(finding.estimate, None);
+    let figures =
+        "20.0 M calls a second, 20.0 M a CPU-second (counted: allocwall count -- CMD); 50 ns of CPU for each";
+    assert!(finding.evidence[0].starts_with(figures), "{:?}", finding.evidence);
+    // The twin: the same bill without counts.
+    let mut uncounted = allocating_so_often(&[(100_000_000, 64)]);
+    uncounted.recording.counted = Err(absent());
+    let finding = uncounted.finding(Wall::CallRate);
+    assert!(finding.estimate.is_some() && finding.evidence[0].starts_with("enough for"), "{finding:?}");
+    // Counts of another program are no counts.
+    let mut other = allocating_so_often(&[(100_000_000, 64)]);
+    other.process().exe = Ok("/usr/bin/static".into());
+    assert!(other.finding(Wall::CallRate).estimate.is_some());
+}
+
+#[test]
+fn few_counted_calls_are_slow_ones() {
+    let few = allocating_so_often(&[(1_000_000, 64)]);
+    assert_eq!(few.verdict().walls, [Wall::AllocatorCode]);
+    assert_eq!(status(&few, Wall::CallRate), Status::Contributor);
+    // The samples do not show whether jemalloc's cache serves them.
+    let with_jemalloc = |blocks| {
+        let mut subject = allocating_so_often(&[(blocks, 64)]);
+        if let Ok(allocator) = &mut subject.process().allocator {
+            allocator.kind = AllocatorKind::Jemalloc;
+        }
+        subject.verdict()
+    };
+    let few = with_jemalloc(1_000_000);
+    assert_eq!(few.walls, [Wall::AllocatorCode]);
+    assert!(few.sentence.ends_with("; few calls were counted, so each one is slow."), "{}", few.sentence);
+    assert_eq!(with_jemalloc(100_000_000).walls, [Wall::CallRate]);
+}
+
+#[test]
+fn counted_sizes_decide_whether_the_thread_cache_serves_the_calls() {
+    // A pair takes 50 ns in both: what differs is its size.
+    assert_eq!(allocating_so_often(&[(100_000_000, 64)]).verdict().walls, [Wall::CallRate]);
+    let large = allocating_so_often(&[(100_000_000, 2_000)]);
+    assert_eq!(large.verdict().walls, [Wall::AllocatorCode]);
+    let evidence = large.finding(Wall::AllocatorCode).evidence.join("; ");
+    assert!(evidence.contains("100 % of the blocks are larger than 1032 bytes"), "{evidence}");
+}
+
+#[test]
+fn counts_are_evidence_of_map_churn_large_allocations_and_contention() {
+    let evidence = |shares: &[(CostClass, f64)], wall, sizes: Option<&[(u64, u64)]>| {
+        let mut subject = with_shares(shares);
+        subject.threads(2).waits(WaitClass::Allocator, 0.5);
+        if let Some(sizes) = sizes {
+            subject.recording.counted = Ok(counted(WINDOW_S as u64, sizes, 500, 0.34));
+        }
+        subject.finding(wall).evidence.join("; ")
+    };
+    let sizes: &[(u64, u64)] = &[(9_000, 64), (1_000, 200_000)];
+    for (shares, wall, text) in [
+        (&[(MapCalls, 0.4)][..], Wall::MapChurn, "100 blocks a second above 128 KiB"),
+        (
+            &[(BlockFilling, 0.4)],
+            Wall::LargeAllocations,
+            "100 % of the bytes of new blocks are in blocks above",
+        ),
+        (
+            &[(AllocatorLocks, 0.2)],
+            Wall::AllocatorContention,
+            "another thread frees 34 % (31–37 %) of the blocks",
+        ),
+    ] {
+        let with = evidence(shares, wall, Some(sizes));
+        assert!(with.contains(text) && with.contains("allocwall count -- CMD"), "{with}");
+        assert!(!evidence(shares, wall, None).contains("allocwall count"), "{wall:?}");
+    }
+    // Blocks that glibc does not map one by one.
+    assert!(!evidence(&[(MapCalls, 0.4)], Wall::MapChurn, Some(&[(9_000, 64)])).contains("blocks a second"));
 }
 
 #[test]

@@ -30,6 +30,7 @@ pub mod perf_trial;
 pub mod place;
 pub mod proc;
 pub mod program;
+pub mod replay;
 pub mod rights;
 pub mod site_packages;
 pub mod smaps;

@@ -120,8 +120,8 @@ fn undisturbed_libc() -> Measured<()> {
     }
 }
 
-/// The path of the module that provides malloc in this process.
-fn owner_of_malloc() -> Option<String> {
+/// The path of the module that provides malloc in this process, if the loader knows it.
+pub fn owner_of_malloc() -> Option<String> {
     // SAFETY: an all-zero Dl_info is a valid value (null pointers).
     let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
     // SAFETY: `info` is a live Dl_info that the call fills; the address need not be valid.

@@ -6,10 +6,12 @@
 //! checksums, indices and numbers, and allocates nothing only because a length says so.
 
 use allocwall_host::file;
+use allocwall_model::allocations::{Counted, not_counted, not_replayed};
 use allocwall_model::devices::Devices;
 use allocwall_model::error::{Error, Result};
 use allocwall_model::placement::Placement;
 use allocwall_model::recording::*;
+use allocwall_model::replay::Replay;
 use allocwall_model::resident::{MOST_BILLS, ResidentBill, TargetMemory};
 use allocwall_model::room;
 use allocwall_model::units::{Absence, Interval, Measured, Reason};
@@ -26,7 +28,7 @@ const MAGIC: &[u8; 10] = b"allocwall\0";
 const HEADER: usize = MAGIC.len() + 2;
 /// Increased whenever a part or anything in it changes. A new kind of part, after the others, leaves older recordings
 /// readable.
-pub const FORMAT_VERSION: u16 = 8;
+pub const FORMAT_VERSION: u16 = 9;
 
 const FILE_LIMIT: u64 = 256 << 20;
 const PART_LIMIT: u64 = 64 << 20;
@@ -54,6 +56,10 @@ pub enum Part {
     Tail(Box<Tail>),
     /// Comes before the tail.
     Devices(Box<Devices>),
+    /// Comes before the tail.
+    Counted(Box<Measured<Counted>>),
+    /// Comes after the tail, if at all: the target has ended by then.
+    Replayed(Box<Measured<Replay>>),
 }
 
 /// The data that is known when the window opens.
@@ -188,17 +194,7 @@ impl Writer {
     #[doc(hidden)]
     pub fn body(&mut self, plain: &[u8]) {
         self.unpacked += plain.len() as u64;
-        let mut body = deflated(plain, Compression::fast());
-        // A reader rejects data that compresses better than real data, as a possible attack. Such data is
-        // stored uncompressed.
-        if self.unpacked > UNPACKED_SMALL / 2 && plain.len() as u64 > body.len() as u64 * UNPACKED_RATIO / 2 {
-            body = deflated(plain, Compression::none());
-        }
-        let mut header = [0; 8];
-        header[..4].copy_from_slice(&(body.len() as u32).to_le_bytes());
-        header[4..].copy_from_slice(&crc32fast::hash(&body).to_le_bytes());
-        self.put(&header);
-        self.put(&body);
+        self.put(&chunk(plain, self.unpacked));
     }
 
     fn put(&mut self, bytes: &[u8]) {
@@ -216,6 +212,34 @@ impl Writer {
         let path = self.path.unwrap_or_else(|| PathBuf::from("(memory)"));
         (decode(&path, &self.bytes), self.failure)
     }
+}
+
+/// A chunk with this part. `unpacked`: the bytes of all parts so far, and of this one.
+fn chunk(plain: &[u8], unpacked: u64) -> Vec<u8> {
+    let mut body = deflated(plain, Compression::fast());
+    // A reader rejects data that compresses better than real data, as a possible attack. Such data is
+    // stored uncompressed.
+    if unpacked > UNPACKED_SMALL / 2 && plain.len() as u64 > body.len() as u64 * UNPACKED_RATIO / 2 {
+        body = deflated(plain, Compression::none());
+    }
+    let mut chunk = (body.len() as u32).to_le_bytes().to_vec();
+    chunk.extend(crc32fast::hash(&body).to_le_bytes());
+    chunk.extend(body);
+    chunk
+}
+
+/// Adds a part to the file of a recording that is complete.
+///
+/// # Errors
+/// Those of the file system.
+pub fn append(path: &Path, part: &Part) -> Result<()> {
+    // Encoding into a growing Vec cannot fail.
+    let plain = postcard::to_stdvec(part).unwrap_or_default();
+    let add = || {
+        let mut file = OpenOptions::new().append(true).custom_flags(libc::O_NOFOLLOW).open(path)?;
+        file.write_all(&chunk(&plain, u64::MAX))
+    };
+    add().map_err(|cause| failed(path, cause))
 }
 
 fn failed(path: &Path, cause: io::Error) -> Error {
@@ -326,7 +350,7 @@ fn decode_parts(bytes: &[u8]) -> std::result::Result<Recording, String> {
     let mut budget = (bytes.len() as u64 * UNPACKED_RATIO).clamp(UNPACKED_SMALL, UNPACKED_LIMIT);
     let mut head = None;
     let mut batches: Vec<Batch> = Vec::new();
-    let mut devices = None;
+    let (mut devices, mut counted, mut replayed) = (None, None, None);
     let mut tail = None;
     let mut parts = 0;
     while !rest.is_empty() {
@@ -356,14 +380,35 @@ fn decode_parts(bytes: &[u8]) -> std::result::Result<Recording, String> {
             Part::Devices(part) if head.is_some() && tail.is_none() && devices.is_none() => {
                 devices = Some(*part);
             }
+            Part::Counted(part) if head.is_some() && tail.is_none() && counted.is_none() => {
+                counted = Some(*part);
+            }
             Part::Tail(part) if head.is_some() && tail.is_none() => tail = Some(*part),
+            Part::Replayed(part) if tail.is_some() && replayed.is_none() => replayed = Some(*part),
             _ => return Err(format!("part {parts} is out of order")),
         }
     }
     let head = head.ok_or("it has a header but no data")?;
-    let recording = assemble(head, batches, devices, tail)?;
+    let mut recording = assemble(head, batches, devices, counted, tail)?;
+    recording.replayed = replayed.unwrap_or_else(|| Err(not_replayed()));
     validate(&recording)?;
+    leave_out_counting(&mut recording);
     Ok(recording)
+}
+
+/// Removes the samples in the library that counts, with what the kernel did for it. They are no work of the target.
+fn leave_out_counting(recording: &mut Recording) {
+    let Recording { samples, stacks, frames, modules, .. } = recording;
+    let counts = |frame: &u32| {
+        let module = frames[*frame as usize].module.map(|module| modules[module as usize].role);
+        module == Some(ModuleRole::Counter)
+    };
+    let all = samples.len();
+    samples.retain(|sample| {
+        let leaf = sample.user.and_then(|stack| stacks[stack as usize].frames.first());
+        !leaf.is_some_and(counts)
+    });
+    recording.counting_samples = (all - recording.samples.len()) as u64;
 }
 
 fn decode_part(body: &[u8], budget: &mut u64) -> std::result::Result<Part, String> {
@@ -388,6 +433,7 @@ fn assemble(
     head: Head,
     batches: Vec<Batch>,
     devices: Option<Devices>,
+    counted: Option<Measured<Counted>>,
     tail: Option<Tail>,
 ) -> std::result::Result<Recording, String> {
     let cut_off =
@@ -425,6 +471,9 @@ fn assemble(
         hardware: Err(cut_off()),
         devices: devices
             .unwrap_or_else(|| Devices { disks: Err(without_devices()), network: Err(without_devices()) }),
+        counted: counted.unwrap_or_else(|| Err(if tail.is_some() { not_counted() } else { cut_off() })),
+        replayed: Err(not_replayed()),
+        counting_samples: 0,
     };
     for batch in batches {
         recording.frames.extend(batch.frames);
@@ -549,6 +598,8 @@ fn validate(r: &Recording) -> std::result::Result<(), String> {
         let ran = |slice: &HardwareSlice| slice.running_ns <= slice.enabled_ns;
         ok(counted.flat_map(|c| &c.slices).all(ran), "hardware events")?;
     }
+    ok(r.counted.as_ref().map_or(true, Counted::is_sound), "counted calls")?;
+    ok(r.replayed.as_ref().map_or(true, Replay::is_sound), "replayed calls")?;
     if let Ok(disks) = &r.devices.disks {
         ok(disks.over_ns <= DAY_NS && disks.is_sound(), "disks")?;
     }

@@ -11,11 +11,13 @@ mod slicer;
 mod waits;
 mod window;
 
+use super::allocations::Counting;
 use super::file::Writer;
 use super::reading::Readers;
 use allocwall_host::facts::Machine;
 use allocwall_host::launch::{Launched, Talk};
 use allocwall_host::perf::{Clocks, Periods};
+use allocwall_model::allocations::not_counted;
 use allocwall_model::error::{Error, Result};
 use allocwall_model::recording::{PriceList, Recording};
 use allocwall_model::units::Measured;
@@ -51,6 +53,9 @@ pub struct Request<'a> {
     /// The target's own speed is not measured, so its map calls are counted all the time, and short runs are
     /// sampled often.
     pub closely: bool,
+    /// Reads the counted calls of a command that is started in its environment, until the window closes; or why calls are not
+    /// counted.
+    pub counting: Measured<Counting>,
     /// The file of the recording; None keeps it in memory.
     pub output: Option<PathBuf>,
     pub prices: Measured<PriceList>,
@@ -90,12 +95,13 @@ pub fn record(request: Request<'_>) -> Result<Recorded> {
 pub fn record_on(
     machine: &Machine,
     clocks: Option<OpenClocks<'_>>,
-    request: Request<'_>,
+    mut request: Request<'_>,
 ) -> Result<Recorded> {
     // Before anything is started: an output that cannot be written must not cost a window.
     let writer = Writer::create(request.output.as_deref())?;
     let attached = Attached::open(machine, clocks, &request)?;
-    let mut window = Window::open(attached, writer, &request)?;
+    let counting = std::mem::replace(&mut request.counting, Err(not_counted()));
+    let mut window = Window::open(attached, writer, counting, &request)?;
     window.watch(request.interrupted, request.progress);
     window.close().assemble(request.output)
 }

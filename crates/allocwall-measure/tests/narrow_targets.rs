@@ -5,6 +5,7 @@
 
 use allocwall_measure::reading::Readers;
 use allocwall_measure::record::{self, Request, Target};
+use allocwall_model::allocations::not_counted;
 use allocwall_model::recording::{ProbeName, ProbeState};
 use allocwall_model::units::{Absence, Reason};
 use std::path::Path;
@@ -58,6 +59,7 @@ fn a_32_bit_program_keeps_its_leaves() {
         window: Duration::from_millis(800),
         rate_hz: None,
         closely: false,
+        counting: Err(not_counted()),
         output: None,
         prices: Err(Absence::new(Reason::NotFound, "no price list")),
         readers: Readers::Here,

@@ -7,7 +7,7 @@
 //! chance. All estimates are sums or shares with these weights (Horvitz and Thompson, JASA 47, 1952): they are unbiased,
 //! because each call is sampled independently of the others. Their intervals cover the error of sampling alone.
 
-use crate::recording::{Frame, Module, Stack};
+use crate::recording::{Frame, Module, Process, STACK_DEPTH, Stack};
 use crate::stats::wilson_of;
 use crate::units::{Absence, Interval, Measured, Reason};
 use serde::{Deserialize, Serialize};
@@ -26,6 +26,23 @@ pub const MOST_PROCESSES: usize = 1024;
 pub const MOST_THREADS: usize = 4096;
 /// The most call sites of all processes together.
 pub const MOST_SITES: usize = 65_536;
+/// The most points of a series, and above what a watch keeps.
+const MOST_POINTS: usize = 8192;
+/// Of one kind of sampled call: above what a run can take, and so few that sums of them cannot overflow.
+const MOST_SAMPLES: u64 = 1 << 40;
+const DAY_NS: u64 = 86_400_000_000_000;
+
+/// Why there are no counts: they were not asked for.
+pub fn not_counted() -> Absence {
+    Absence::new(Reason::Disabled, "the calls of the allocator were not counted")
+        .mend("diagnose the command with --count")
+}
+
+/// Why there are no costs of other allocators: the counted calls were not made again.
+pub fn not_replayed() -> Absence {
+    Absence::new(Reason::Disabled, "the counted calls were not replayed")
+        .mend("diagnose the command with --count")
+}
 
 /// The class of a size: 0 for 0; then steps of 16 bytes up to 1,024; then four classes for each doubling up to 2^40.
 pub fn class_of(size: u64) -> usize {
@@ -55,6 +72,43 @@ pub fn class_sizes(class: usize) -> (u64, u64) {
     }
 }
 
+/// The number of size bands, each of which has some size classes.
+pub const BANDS: usize = 37;
+/// The number of age bands.
+pub const AGES: usize = 24;
+
+/// The band of a size: 0 up to 16 bytes, then one for each doubling up to 2^40. The last one also has all larger sizes.
+pub fn band_of(size: u64) -> usize {
+    match size {
+        0..=16 => 0,
+        _ => ((size - 1).ilog2() as usize - 3).min(BANDS - 1),
+    }
+}
+
+/// The smallest and the largest size of a band, without those above 2^40.
+pub fn band_sizes(band: usize) -> (u64, u64) {
+    match band.min(BANDS - 1) {
+        0 => (0, 16),
+        band => ((16 << (band - 1)) + 1, 16 << band),
+    }
+}
+
+/// The band of an age in nanoseconds: 0 below 256, then one for each factor of four. The last one is open.
+pub fn age_band_of(age_ns: u64) -> usize {
+    match age_ns {
+        0..256 => 0,
+        _ => ((age_ns.ilog2() as usize - 8) / 2 + 1).min(AGES - 1),
+    }
+}
+
+/// Where an age band begins and ends, in nanoseconds. The first one begins at 16.
+pub fn age_bounds(band: usize) -> (f64, f64) {
+    match band.min(AGES - 1) {
+        0 => (16.0, 256.0),
+        band => (64.0 * 4_f64.powi(band as i32), 256.0 * 4_f64.powi(band as i32)),
+    }
+}
+
 /// The chance that a call for `size` bytes is sampled, where the distances between samples are exponential with this mean.
 pub fn chance(size: u64, distance: u64) -> f64 {
     match distance.min(LARGEST_DISTANCE) {
@@ -72,16 +126,22 @@ pub struct Counted {
     /// From the start of the watch to its end.
     pub length_ns: u64,
     /// The processes, those with most calls first; at most [`MOST_PROCESSES`].
+    #[serde(deserialize_with = "crate::room::charged")]
     pub processes: Vec<CountedProcess>,
     /// The processes above that number, taken together.
     pub further: Option<Further>,
     /// All processes together, over time: one point a second, or fewer.
+    #[serde(deserialize_with = "crate::room::charged")]
     pub series: Vec<Point>,
     /// What the stacks of the sites consist of, as in a recording.
+    #[serde(deserialize_with = "crate::room::charged")]
     pub modules: Vec<Module>,
+    #[serde(deserialize_with = "crate::room::charged")]
     pub frames: Vec<Frame>,
+    #[serde(deserialize_with = "crate::room::charged")]
     pub stacks: Vec<Stack>,
     /// What was not read, and why.
+    #[serde(deserialize_with = "crate::room::charged")]
     pub missing: Vec<Absence>,
 }
 
@@ -101,6 +161,127 @@ impl Counted {
         self.further.iter().for_each(|further| add_classes(&mut all, &further.classes));
         all
     }
+
+    /// Rates over the time in which processes counted, as far as the series shows it. None if it has no length.
+    pub fn per_second(&self) -> Option<PerSecond> {
+        let from = self.processes.iter().map(|process| process.from_ns).min()?;
+        let to = self.processes.iter().map(|p| p.from_ns.saturating_add(p.over_ns)).max()?;
+        let (mut over_ns, mut calls, mut bytes) = (0_u64, 0.0, 0.0);
+        for point in &self.series {
+            let begun = point.t_ns.saturating_sub(point.over_ns).max(from);
+            let part = point.t_ns.min(to).saturating_sub(begun);
+            if part > 0 {
+                over_ns = over_ns.saturating_add(part);
+                calls += point.calls.saturating_add(point.frees) as f64;
+                bytes += point.bytes as f64;
+            }
+        }
+        let over_s = over_ns as f64 / 1e9;
+        (over_ns > 0).then(|| PerSecond { over_s, calls: calls / over_s, bytes: bytes / over_s })
+    }
+
+    /// So much a second of something that the counted calls had this amount of: in proportion to the calls. None without rates.
+    pub fn rate_of(&self, amount: f64) -> Option<f64> {
+        let all = self.calls().all();
+        let per_second = self.per_second().filter(|_| all > 0)?;
+        Some(amount / all as f64 * per_second.calls)
+    }
+
+    /// Leaves only the points of the series that lie within this time, so that the rates are those of this time. If there is no
+    /// such point, all stay.
+    pub fn keep_rates_between(&mut self, from_ns: u64, to_ns: u64) {
+        let within =
+            |point: &Point| point.t_ns <= to_ns && point.t_ns.saturating_sub(point.over_ns) >= from_ns;
+        if self.series.iter().any(within) {
+            self.series.retain(within);
+        }
+    }
+
+    /// Whether a process that ran this program made some of the calls.
+    pub fn covers(&self, process: &Process) -> bool {
+        let inside = process.pid_inside.unwrap_or(process.pid);
+        self.processes.iter().filter(|counted| counted.calls.all() > 0).any(|counted| {
+            match (&counted.program, &process.exe) {
+                (Ok(counted), Ok(exe)) => counted == exe,
+                _ => counted.pid == inside,
+            }
+        })
+    }
+
+    /// Share of all freed blocks that another thread allocated.
+    ///
+    /// # Errors
+    /// No sampled block was freed.
+    pub fn remote_share(&self) -> Measured<Interval> {
+        let sampled = self.processes.iter().filter_map(|p| Some((p, p.samples.as_ref().ok()?)));
+        weighted_mean(sampled.map(|(process, samples)| (process.calls.frees as f64, &samples.remote_share)))
+    }
+
+    /// Time from allocation to free of all freed blocks, nanoseconds. Empty if nothing was sampled.
+    pub fn lifetimes(&self) -> Histogram {
+        let mut all = Histogram::default();
+        let sampled = self.processes.iter().flat_map(|process| &process.samples);
+        sampled.flat_map(|samples| &samples.lifetimes).for_each(|known| all.merge(&known.by_blocks));
+        all
+    }
+
+    /// Of a recording that was read: no list is longer than its limit, each index is within bounds, and each number is one.
+    pub fn is_sound(&self) -> bool {
+        let fits = |index: u32, length: usize| (index as usize) < length;
+        self.length_ns <= DAY_NS
+            && self.processes.len() <= MOST_PROCESSES
+            && self.processes.iter().all(|process| process.is_sound(self.stacks.len()))
+            && self.further.iter().all(|further| further.classes.len() <= CLASSES)
+            && self.series.len() <= MOST_POINTS
+            && self.series.iter().all(|point| point.t_ns <= DAY_NS && point.over_ns <= DAY_NS)
+            && self.stacks.iter().all(|stack| {
+                stack.frames.len() <= STACK_DEPTH && stack.frames.iter().all(|f| fits(*f, self.frames.len()))
+            })
+            && self.frames.iter().all(|frame| frame.module.is_none_or(|m| fits(m, self.modules.len())))
+    }
+}
+
+/// Rates of all processes together.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PerSecond {
+    /// The time that they are about.
+    pub over_s: f64,
+    /// Allocations, reallocations and frees a second.
+    pub calls: f64,
+    /// Requested bytes a second.
+    pub bytes: f64,
+}
+
+/// The sum of independent estimates: their errors add up as squares.
+pub fn independent_sum(parts: impl Iterator<Item = Interval>) -> Interval {
+    let (mut point, mut below, mut above) = (0.0_f64, 0.0_f64, 0.0_f64);
+    for part in parts {
+        point += part.point;
+        below += (part.point - part.low).powi(2);
+        above += (part.high - part.point).powi(2);
+    }
+    Interval::new((point - below.sqrt()).max(0.0), point, point + above.sqrt())
+}
+
+/// The mean of shares with these weights. Those that are absent have no part in it.
+///
+/// # Errors
+/// All are absent, or have no weight.
+pub fn weighted_mean<'s>(parts: impl Iterator<Item = (f64, &'s Measured<Interval>)>) -> Measured<Interval> {
+    let mut absent = None;
+    let mut known: Vec<(f64, Interval)> = vec![];
+    for (weight, share) in parts {
+        match share {
+            Ok(share) => known.push((weight, *share)),
+            Err(why) => absent = absent.or(Some(why)),
+        }
+    }
+    let total: f64 = known.iter().map(|(weight, _)| weight).sum();
+    if total <= 0.0 {
+        return Err(absent.cloned().unwrap_or_else(|| too_little("no sampled block was freed")));
+    }
+    let all = independent_sum(known.iter().map(|(weight, share)| share.scaled(weight / total)));
+    Ok(Interval::new(all.low, all.point.min(1.0), all.high.min(1.0)))
 }
 
 /// Adds the counts of size classes.
@@ -116,6 +297,7 @@ pub struct CountedProcess {
     pub pid: i32,
     /// A process that executes another program is counted anew, with the next number.
     pub number: u32,
+    #[serde(deserialize_with = "crate::room::charged_if_measured")]
     pub command: Measured<Vec<String>>,
     pub program: Measured<String>,
     /// Path of the file with the allocator.
@@ -128,8 +310,10 @@ pub struct CountedProcess {
     pub ended: bool,
     pub calls: Calls,
     /// Allocations of new blocks by size class (see [`class_sizes`]).
+    #[serde(deserialize_with = "crate::room::charged")]
     pub classes: Vec<u64>,
     /// Those with most calls first, at most [`MOST_THREADS`].
+    #[serde(deserialize_with = "crate::room::charged")]
     pub threads: Vec<ThreadCount>,
     /// Entries that are not in the list; their calls are in the sums.
     pub threads_left_out: u64,
@@ -137,7 +321,19 @@ pub struct CountedProcess {
     pub samples: Measured<Samples>,
     pub lost: Lost,
     /// Why the numbers are incomplete, for example because a program with an allocator of its own does not call the library.
+    #[serde(deserialize_with = "crate::room::charged")]
     pub missing: Vec<Absence>,
+}
+
+impl CountedProcess {
+    /// `stacks`: the number of stacks that sites can name.
+    fn is_sound(&self, stacks: usize) -> bool {
+        self.from_ns <= DAY_NS
+            && self.over_ns <= DAY_NS
+            && self.classes.len() <= CLASSES
+            && self.threads.len() <= MOST_THREADS
+            && self.samples.as_ref().map_or(true, |samples| samples.is_sound(stacks))
+    }
 }
 
 /// Processes that are not listed one by one.
@@ -145,6 +341,7 @@ pub struct CountedProcess {
 pub struct Further {
     pub processes: u64,
     pub calls: Calls,
+    #[serde(deserialize_with = "crate::room::charged")]
     pub classes: Vec<u64>,
 }
 
@@ -290,6 +487,7 @@ pub struct Samples {
     pub blocks: Interval,
     pub bytes: Interval,
     /// Time in the allocator, by kind of call and size. Absent if the processor's clock has no known rate.
+    #[serde(deserialize_with = "crate::room::charged_if_measured")]
     pub latency: Measured<Vec<Latency>>,
     /// Time from allocation to free, of blocks that were freed. Absent for the same reason, or if none was freed.
     pub lifetimes: Measured<Lifetimes>,
@@ -304,8 +502,113 @@ pub struct Samples {
     pub peak_bytes: Interval,
     /// From the start of the watch to that reading.
     pub peak_at_ns: u64,
+    /// How blocks live, by size.
+    pub lives: Lives,
     /// Where blocks are requested; those with most bytes first.
+    #[serde(deserialize_with = "crate::room::charged")]
     pub sites: Vec<Site>,
+}
+
+/// How blocks live: what a replay of the calls needs to know. Numbers of blocks are estimates from the sample. A block that realloc
+/// changes is one that ends and one that begins.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Lives {
+    /// Without empty ones, in the order of sizes.
+    #[serde(deserialize_with = "crate::room::charged")]
+    pub bands: Vec<BandLives>,
+    /// By how many blocks the number in use goes up and down within about half a second, apart from its growth. From exact
+    /// counters of all threads together.
+    pub swing: Measured<f64>,
+    /// Of two blocks that lived at the same time, and that one thread freed one after the other: how often the younger one was
+    /// first.
+    pub reversed: Measured<f64>,
+    /// New blocks per nanosecond of CPU time of the process, counted exactly.
+    pub per_cpu_ns: Measured<f64>,
+}
+
+/// Blocks of one band of sizes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BandLives {
+    /// See [`band_of`].
+    pub band: u8,
+    /// Blocks that were requested, without those that realloc made.
+    pub new: f64,
+    /// Part of `new`: by calloc.
+    pub zeroed: f64,
+    /// Blocks that realloc made of older ones.
+    pub resized: f64,
+    /// In use at the end.
+    pub kept: f64,
+    /// Blocks that ended, by age and kind of end. Empty if the processor's clock has no known rate.
+    #[serde(deserialize_with = "crate::room::charged")]
+    pub ended: Vec<Life>,
+}
+
+/// Blocks of about one age when they ended.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Life {
+    /// See [`age_band_of`].
+    pub age: u8,
+    pub end: End,
+    pub blocks: f64,
+}
+
+/// How a block ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum End {
+    /// By the thread that allocated it.
+    Freed,
+    /// By another thread.
+    FreedElsewhere,
+    /// By realloc, of whichever thread.
+    Resized,
+}
+
+/// Nothing was sampled.
+impl Default for Lives {
+    fn default() -> Lives {
+        let none = || too_little("no block was sampled");
+        Lives { bands: Vec::new(), swing: Err(none()), reversed: Err(none()), per_cpu_ns: Err(none()) }
+    }
+}
+
+impl Lives {
+    fn is_sound(&self) -> bool {
+        let number = |value: &f64| value.is_finite() && *value >= 0.0;
+        let life = |life: &Life| usize::from(life.age) < AGES && number(&life.blocks);
+        self.bands.len() <= BANDS
+            && self.bands.iter().all(|band| {
+                usize::from(band.band) < BANDS
+                    && [band.new, band.zeroed, band.resized, band.kept].iter().all(number)
+                    && band.ended.iter().all(life)
+            })
+            && [&self.swing, &self.reversed, &self.per_cpu_ns].into_iter().flatten().all(number)
+    }
+}
+
+impl Samples {
+    fn is_sound(&self, stacks: usize) -> bool {
+        let histograms = self.latency.iter().flatten().map(|one| &one.times);
+        let lived = self.lifetimes.iter().flat_map(|both| [&both.by_blocks, &both.by_bytes]);
+        let shares = self.remote_share.iter().chain(&self.remote_bytes_share);
+        let sums =
+            [&self.blocks, &self.bytes, &self.live_blocks, &self.live_bytes, &self.peak_bytes].into_iter();
+        histograms.chain(lived).all(Histogram::is_sound)
+            && self.lives.is_sound()
+            && sums.chain(shares).all(is_number)
+            && self.sites.len() <= MOST_SITES
+            && self.sites.iter().all(|site| {
+                let known = site.stack.as_ref().map_or(true, |stack| (*stack as usize) < stacks);
+                let numbers = [&site.calls, &site.bytes, &site.live_bytes].into_iter();
+                known && numbers.chain(&site.remote_share).all(is_number)
+            })
+    }
+}
+
+/// A usable estimate of something that is not negative.
+fn is_number(value: &Interval) -> bool {
+    value.low.is_finite() && value.point.is_finite() && value.high.is_finite() && value.low >= 0.0
 }
 
 /// What a sampled call did.
@@ -493,6 +796,7 @@ const PER_DOUBLING: u64 = 8;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Histogram {
     /// By value; without empty ones.
+    #[serde(deserialize_with = "crate::room::charged")]
     pub buckets: Vec<Bucket>,
     squares: f64,
 }
@@ -544,6 +848,15 @@ impl Histogram {
     pub fn merge(&mut self, other: &Histogram) {
         self.squares += other.squares;
         other.buckets.iter().for_each(|bucket| self.put(*bucket));
+    }
+
+    fn is_sound(&self) -> bool {
+        let bucket =
+            |one: &Bucket| one.samples <= MOST_SAMPLES && one.weight.is_finite() && one.weight >= 0.0;
+        self.squares.is_finite()
+            && self.squares >= 0.0
+            && self.buckets.windows(2).all(|pair| pair[0].number < pair[1].number)
+            && self.buckets.iter().all(bucket)
     }
 
     fn put(&mut self, more: Bucket) {
@@ -615,6 +928,23 @@ mod tests {
         assert_eq!(class_sizes(65), (1025, 1280));
         assert_eq!((class_of(1 << 40), class_of((1 << 40) + 1)), (184, 184));
         assert_eq!(class_sizes(184), ((7 << 37) + 1, u64::MAX));
+    }
+
+    #[test]
+    fn bands_follow_one_another_without_a_gap() {
+        assert_eq!((band_of(0), band_of(16), band_of(17), band_of(u64::MAX)), (0, 0, 1, BANDS - 1));
+        for band in 1..BANDS {
+            let (low, high) = band_sizes(band);
+            assert_eq!(low, band_sizes(band - 1).1 + 1, "{band}");
+            assert_eq!((band_of(low), band_of(high)), (band, band), "{low} to {high}");
+        }
+        assert_eq!(band_sizes(BANDS - 1).1, 1 << 40);
+        assert_eq!((age_band_of(0), age_band_of(255), age_band_of(u64::MAX)), (0, 0, AGES - 1));
+        for band in 1..AGES {
+            let (low, high) = age_bounds(band);
+            assert_eq!(low, age_bounds(band - 1).1, "{band}");
+            assert_eq!((age_band_of(low as u64), age_band_of(high as u64 / 2)), (band, band));
+        }
     }
 
     #[test]
@@ -835,5 +1165,148 @@ mod tests {
         let mut classes = [1, u64::MAX];
         add_classes(&mut classes, &[2, 2]);
         assert_eq!(classes, [3, u64::MAX]);
+    }
+
+    fn process(pid: i32, program: &str, from_ns: u64, over_ns: u64) -> CountedProcess {
+        CountedProcess {
+            pid,
+            number: 0,
+            command: Ok(vec![]),
+            program: Ok(program.into()),
+            allocator: Ok("/lib/libc.so.6".into()),
+            from_ns,
+            over_ns,
+            ended: true,
+            calls: Calls { malloc: 5, ..Calls::default() },
+            classes: vec![0; CLASSES],
+            threads: vec![],
+            threads_left_out: 0,
+            samples: Err(too_little("none")),
+            lost: Lost::default(),
+            missing: vec![],
+        }
+    }
+
+    fn point(t_s: u64, calls: u64) -> Point {
+        const SECOND_NS: u64 = 1_000_000_000;
+        Point { t_ns: t_s * SECOND_NS, over_ns: SECOND_NS, calls, frees: calls, bytes: 100 * calls }
+    }
+
+    /// The watch begins 1.5 s before its only process, which counts for 2 s.
+    fn run() -> Counted {
+        Counted {
+            length_ns: 6_000_000_000,
+            processes: vec![process(7, "/usr/bin/service", 1_500_000_000, 2_000_000_000)],
+            further: None,
+            series: vec![point(1, 0), point(2, 50), point(3, 100), point(4, 50), point(5, 0), point(6, 0)],
+            modules: vec![],
+            frames: vec![],
+            stacks: vec![],
+            missing: vec![],
+        }
+    }
+
+    #[test]
+    fn rates_are_those_of_the_time_in_which_processes_counted() {
+        let mut counted = run();
+        let rates = counted.per_second().expect("some");
+        assert_eq!((rates.over_s, rates.calls, rates.bytes), (2.0, 200.0, 10_000.0));
+        // Those of the second whole second alone; a shorter time than a point changes nothing.
+        counted.keep_rates_between(2_000_000_000, 3_900_000_000);
+        assert_eq!(counted.per_second().map(|rates| (rates.over_s, rates.calls)), Some((1.0, 200.0)));
+        let kept = counted.clone();
+        counted.keep_rates_between(2_100_000_000, 2_900_000_000);
+        assert_eq!(counted, kept);
+        counted.processes.clear();
+        assert_eq!(counted.per_second(), None);
+    }
+
+    #[test]
+    fn counts_are_those_of_the_program_and_not_of_the_shell_that_started_it() {
+        let mut judged = crate::recording::Process {
+            pid: 7,
+            pid_inside: None,
+            ppid: 1,
+            comm: String::new(),
+            exe: Ok("/usr/bin/service".into()),
+            cmdline: vec![],
+            libc: Err(not_counted()),
+            runtime: Err(not_counted()),
+            allocator: Err(not_counted()),
+            environment: vec![],
+            thp_disabled: Ok(false),
+            secure_exec: Ok(false),
+            ended: false,
+            age_ns: Ok(0),
+        };
+        let mut counted = run();
+        assert!(counted.covers(&judged));
+        // The shell had the same number until it executed a static program.
+        counted.processes[0].program = Ok("/bin/sh".into());
+        assert!(!counted.covers(&judged));
+        // Without names, the numbers decide.
+        judged.exe = Err(not_counted());
+        assert!(counted.covers(&judged));
+        counted.processes[0].calls = Calls::default();
+        assert!(!counted.covers(&judged));
+    }
+
+    #[test]
+    fn counts_with_numbers_beyond_their_limits_are_not_sound() {
+        type Spoil = fn(&mut Counted);
+        fn samples(counted: &mut Counted) -> &mut Samples {
+            counted.processes[0].samples.as_mut().expect("set")
+        }
+        let mut whole = run();
+        let mut lived = Histogram::default();
+        (0..9).for_each(|at| lived.add(at * 100, 1.0, 0.5));
+        let one = Interval::exact(1.0);
+        whole.processes[0].samples = Ok(Samples {
+            distance: 1,
+            sampled: 9,
+            spent_ns: Ok(1),
+            blocks: one,
+            bytes: one,
+            latency: Ok(vec![Latency { kind: CallKind::Free, large: false, times: lived.clone() }]),
+            lifetimes: Ok(Lifetimes { by_blocks: lived.clone(), by_bytes: lived }),
+            remote_share: Ok(one),
+            remote_bytes_share: Err(too_little("none")),
+            live_blocks: one,
+            live_bytes: one,
+            peak_bytes: one,
+            peak_at_ns: 0,
+            lives: Lives {
+                bands: vec![BandLives {
+                    band: 3,
+                    new: 1.0,
+                    zeroed: 0.0,
+                    resized: 0.0,
+                    kept: 0.0,
+                    ended: vec![Life { age: 2, end: End::Freed, blocks: 1.0 }],
+                }],
+                ..Lives::default()
+            },
+            sites: vec![],
+        });
+        assert!(whole.is_sound());
+        let spoilt: [Spoil; 12] = [
+            |c| c.length_ns = u64::MAX,
+            |c| c.series[0].over_ns = u64::MAX,
+            |c| c.processes[0].classes.push(0),
+            |c| c.stacks.push(Stack { frames: vec![0], complete: true }),
+            |c| c.frames.push(Frame { module: Some(0), symbol: None, offset: 0 }),
+            |c| samples(c).blocks.high = f64::NAN,
+            |c| samples(c).remote_share = Ok(Interval::exact(-1.0)),
+            |c| samples(c).lifetimes.as_mut().expect("set").by_blocks.buckets.reverse(),
+            |c| samples(c).lifetimes.as_mut().expect("set").by_bytes.buckets[0].samples = u64::MAX,
+            |c| samples(c).lives.bands[0].band = BANDS as u8,
+            |c| samples(c).lives.bands[0].ended[0].blocks = f64::NAN,
+            |c| samples(c).lives.swing = Ok(-1.0),
+        ];
+        for (nth, spoil) in spoilt.into_iter().enumerate() {
+            let mut spoiled = whole.clone();
+            spoil(&mut spoiled);
+            assert!(!spoiled.is_sound(), "{nth}");
+        }
     }
 }

@@ -11,6 +11,7 @@ pub mod hardware;
 pub mod machine;
 pub mod placement;
 pub mod recording;
+pub mod replay;
 pub mod resident;
 pub mod room;
 pub mod shell;

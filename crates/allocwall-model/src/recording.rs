@@ -2,6 +2,7 @@
 //!
 //! Times are nanoseconds since the start of the window unless the name says otherwise; sizes are bytes.
 
+use crate::allocations::Counted;
 pub use crate::catalogue::modules::{AllocatorKind, ModuleRole};
 pub use crate::catalogue::owners::Owner;
 pub use crate::catalogue::probes::ProbeName;
@@ -9,6 +10,7 @@ use crate::devices::Devices;
 pub use crate::hardware::{HardwareCount, HardwareCounts, HardwareEvent, HardwareSlice, HardwareSlices};
 pub use crate::machine::{CgroupTick, HostFacts, HostTick, Smaps};
 use crate::placement::Placement;
+use crate::replay::Replay;
 use crate::resident::TargetMemory;
 use crate::units::{Absence, Measured};
 use serde::{Deserialize, Serialize};
@@ -52,11 +54,23 @@ pub struct Recording {
     pub hardware: Measured<HardwareCounts>,
     /// What the disks and the network did.
     pub devices: Devices,
+    /// What the target asked of its allocator, as the preloaded library counted it, from the start of the command to the end of the
+    /// window. Its stacks have tables of their own. In the diagnosis of a trial's baseline it is from another run of the same command.
+    pub counted: Measured<Counted>,
+    /// What other allocators and settings cost for these calls.
+    pub replayed: Measured<Replay>,
+    /// Samples in the library that counts. They are not in `samples`, and their time is not on the bill.
+    pub counting_samples: u64,
 }
 
 impl Recording {
     pub fn probe(&self, name: ProbeName) -> Option<&Probe> {
         self.probes.iter().find(|probe| probe.name == name)
+    }
+
+    /// CPU time that counting took of the target's threads, as far as it was sampled, seconds.
+    pub fn counting_s(&self) -> f64 {
+        self.counting_samples as f64 * self.meta.sample_period_ns as f64 / 1e9
     }
 
     /// Why a probe did not measure everything.

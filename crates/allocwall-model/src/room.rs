@@ -1,6 +1,7 @@
 //! Limits the memory that a recording uses while it is read. Each element of a list is charged: an empty string is one byte
 //! in the file, but 24 bytes in memory.
 
+use crate::units::{Absence, Measured};
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -43,4 +44,20 @@ pub fn charged<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Resul
     }
 
     from.deserialize_seq(Elements(PhantomData))
+}
+
+/// The same for a list that may be absent.
+pub fn charged_if_measured<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    from: D,
+) -> Result<Measured<Vec<T>>, D::Error> {
+    struct Charged<T>(Vec<T>);
+
+    impl<'de, T: Deserialize<'de>> Deserialize<'de> for Charged<T> {
+        fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+            charged(from).map(Charged)
+        }
+    }
+
+    let list = Result::<Charged<T>, Absence>::deserialize(from)?;
+    Ok(list.map(|Charged(list)| list))
 }

@@ -1,5 +1,6 @@
 //! The JSON document, version 1. docs/json.md describes every field; a test compares the two.
 
+use super::allocations::section as counted;
 use super::counters;
 use super::devices;
 use super::escape;
@@ -49,6 +50,7 @@ pub fn value(rec: &Recording, bill: &Bill, verdict: &Verdict) -> Value {
         "remedies": list(&verdict.remedies, remedy),
         "next": list(&verdict.next, |line| json!(line.to_string())),
         "bill": bill_value(bill),
+        "counted": counted::value(rec),
         "runtimes": list(&rec.accounts, account),
         "hardware": measured(&rec.hardware, |counts| counters::value(counts, rec, bill)),
         "disks": measured(&rec.devices.disks, devices::disks),
@@ -431,6 +433,7 @@ mod tests {
         cases[0].rec.accounts = vec![runtime()];
         cases[0].rec.hardware = Ok(counters::tests::counts());
         cases[0].rec.devices = devices::tests::devices();
+        cases[0].rec.counted = Ok(allocwall_sketches::recording::counted(15, &[(9, 64)], 500, 0.1));
         cases[0].rec.resident =
             Ok(TargetMemory { bills: vec![memory_text::tests::bill()], others: 0, unread: None });
         for case in cases {

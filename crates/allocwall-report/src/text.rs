@@ -1,5 +1,6 @@
 //! The text report of a diagnosis: the verdict, the bill, the ladder, the remedies, the limits and the next commands.
 
+use super::allocations::section as counted;
 use super::counters;
 use super::escape::terminal;
 use super::layout::{apportion, columns, elide_end, elide_middle, left, right, shell_lines, wrap};
@@ -76,6 +77,7 @@ pub fn diagnosis(
     let limits = Limits::of(rec, bill, verdict);
     ladder(&mut page, verdict, &limits);
     sites(&mut page, bill, verdict);
+    counted::section(&mut page, rec);
     runtimes(&mut page, rec);
     faulted(&mut page, bill);
     counters::section(&mut page, rec, bill);
@@ -655,6 +657,12 @@ impl Limits {
             && absence.reason != Reason::NotApplicable
         {
             limits.add(absence, "resident memory by owner".to_string());
+        }
+        // Without --count, nothing is missing.
+        if let Err(absence) = &rec.counted
+            && absence.reason != Reason::Disabled
+        {
+            limits.add(absence, "calls of the allocator".to_string());
         }
         for probe in &rec.probes {
             match &probe.state {
@@ -1236,6 +1244,14 @@ fn own_cost(page: &mut Page, rec: &Recording, bill: &Bill) {
         n => format!("; {} {} lost", thousands(n), plural(n, "record")),
     };
     page.wrapped(2, &format!("allocwall itself used {own:.2} CPU-s{of_target}{lost}."), Ink::Faint);
+    let counting = rec.counting_s();
+    if counting > 0.0 {
+        let share = counting / (bill.cpu_s + counting) * 100.0;
+        let text = format!(
+            "Counting took {share:.1} % of the CPU time ({counting:.2} CPU-s); it is not on the bill."
+        );
+        page.wrapped(2, &text, Ink::Faint);
+    }
 }
 
 /// The next commands. Commands that were already shown with a remedy or a wall are not repeated.

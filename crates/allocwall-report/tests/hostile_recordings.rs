@@ -5,6 +5,7 @@ use allocwall_diagnose::{self as diagnose, bill};
 use allocwall_measure::file::{self, Batch, Head, Part, Tail, Writer};
 use allocwall_measure::reading::Readers;
 use allocwall_measure::record::{self, Request, Target};
+use allocwall_model::allocations::{Calls, not_counted};
 use allocwall_model::devices::{
     Datagrams, Devices, DiskUse, Disks, Interfaces, MOST_DISKS, Network, TcpEvents,
 };
@@ -14,6 +15,7 @@ use allocwall_model::resident::Amount;
 use allocwall_model::units::{Absence, Interval, Reason};
 use allocwall_report::text::Style;
 use allocwall_report::{collapsed, flamegraph, json, text};
+use allocwall_sketches::recording::counted;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use serde_json::Value;
@@ -40,6 +42,7 @@ fn real() -> &'static Recording {
         let recorded = record::record(Request {
             rate_hz: None,
             closely: false,
+            counting: Err(not_counted()),
             target: Target::Pids(vec![shell.id() as i32]),
             window: Duration::from_millis(500),
             output: None,
@@ -56,6 +59,10 @@ fn real() -> &'static Recording {
         let _ = shell.kill();
         let _ = shell.wait();
         let mut r = recorded.expect("a recording").recording;
+        r.counted = Ok(counted(1, &[(9_000, 64), (900, 5_000), (100, 200_000)], 500, 0.3));
+        if let Ok(counted) = &mut r.counted {
+            counted.processes[0].program = r.processes[0].exe.clone();
+        }
         r.samples.truncate(60);
         r.waits.truncate(20);
         r.stacks.truncate(60);
@@ -100,7 +107,7 @@ fn real() -> &'static Recording {
     })
 }
 
-fn parts(r: Recording) -> [Part; 4] {
+fn parts(r: Recording) -> [Part; 6] {
     let head = Head {
         meta: r.meta.clone(),
         host: r.host,
@@ -135,7 +142,9 @@ fn parts(r: Recording) -> [Part; 4] {
         Part::Head(Box::new(head)),
         Part::Batch(Box::new(batch)),
         Part::Devices(Box::new(r.devices)),
+        Part::Counted(Box::new(r.counted)),
         Part::Tail(Box::new(tail)),
+        Part::Replayed(Box::new(r.replayed)),
     ]
 }
 
@@ -266,7 +275,7 @@ fn assert_small() {
 fn changed_bytes_never_panic() {
     let (bytes, plain) = real_file();
     let (parsed, refused) = (AtomicU32::new(0), AtomicU32::new(0));
-    let outcome = runner(1_000).run(&(0..4_usize, edits()), |(which, edits)| {
+    let outcome = runner(1_000).run(&(0..7_usize, edits()), |(which, edits)| {
         let bytes = match plain.get(which) {
             None => {
                 let mut bytes = bytes.clone();
@@ -478,6 +487,20 @@ fn the_largest_numbers_that_pass_are_harmless() {
                 row.amount =
                     Amount { resident_bytes: LARGEST, lazily_freed_bytes: LARGEST, reserved_bytes: LARGEST };
             }
+        }
+        if let Ok(counted) = &mut r.counted {
+            let process = &mut counted.processes[0];
+            process.calls = Calls {
+                malloc: LARGEST,
+                moved: LARGEST,
+                frees: LARGEST,
+                bytes: LARGEST,
+                copied_bytes: LARGEST,
+                ..Calls::default()
+            };
+            process.classes.iter_mut().for_each(|class| *class = LARGEST);
+            let point = &mut counted.series[0];
+            (point.over_ns, point.calls, point.frees, point.bytes) = (period, LARGEST, LARGEST, LARGEST);
         }
         let mut writer = Writer::create(None).unwrap();
         parts(r).iter().for_each(|p| writer.write(p));

@@ -9,6 +9,7 @@ use allocwall_host::facts::Machine;
 use allocwall_host::perf::{Clocks, Event, Periods, REGISTERS, RawSample, Registers};
 use allocwall_measure::reading::Readers;
 use allocwall_measure::record::{self, Request, Target};
+use allocwall_model::allocations::not_counted;
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::error::Error;
 use allocwall_model::recording::*;
@@ -138,6 +139,7 @@ fn recorded(
         window,
         rate_hz: None,
         closely: false,
+        counting: Err(not_counted()),
         output: None,
         prices: Err(Absence::new(Reason::NotFound, "no price list")),
         readers: Readers::Here,

@@ -1,5 +1,9 @@
 //! Small recordings for tests: a window, modules by role, stacks from names.
 
+use allocwall_model::allocations::{
+    CLASSES, Calls, Counted, CountedProcess, Histogram, Lifetimes, Lost, Point, Samples, class_of,
+    not_counted, not_replayed,
+};
 use allocwall_model::devices::Devices;
 use allocwall_model::recording::*;
 use allocwall_model::units::{Absence, Interval, Reason};
@@ -90,6 +94,67 @@ pub fn empty() -> Recording {
         fault_slices: vec![],
         hardware: Err(unknown()),
         devices: Devices { disks: Err(unknown()), network: Err(unknown()) },
+        counted: Err(not_counted()),
+        replayed: Err(not_replayed()),
+        counting_samples: 0,
+    }
+}
+
+/// The counts of `/usr/bin/service`, pid [`PID`], in a window of so many seconds. `sizes`: blocks with their sizes, each of which is
+/// freed after `lifetime_ns`, and this part of them by another thread.
+pub fn counted(window_s: u64, sizes: &[(u64, u64)], lifetime_ns: u64, remote: f64) -> Counted {
+    let mut classes = vec![0; CLASSES];
+    sizes.iter().for_each(|(blocks, size)| classes[class_of(*size)] += blocks);
+    let blocks: u64 = sizes.iter().map(|(blocks, _)| blocks).sum();
+    let bytes: u64 = sizes.iter().map(|(blocks, size)| blocks * size).sum();
+    let calls = Calls { malloc: blocks, frees: blocks, bytes, ..Calls::default() };
+    let mut lived = Histogram::default();
+    (0..1000).for_each(|_| lived.add(lifetime_ns, 1.0, 1000.0 / blocks.max(1000) as f64));
+    let window_ns = window_s * 1000 * MS;
+    let around = |point: f64| Interval::new(point * 0.9, point, point * 1.1);
+    let samples = Samples {
+        distance: 512 << 10,
+        sampled: 1000,
+        spent_ns: Ok(MS),
+        blocks: around(blocks as f64),
+        bytes: around(bytes as f64),
+        latency: Ok(vec![]),
+        lifetimes: Ok(Lifetimes { by_blocks: lived.clone(), by_bytes: lived }),
+        remote_share: Ok(around(remote)),
+        remote_bytes_share: Ok(around(remote)),
+        live_blocks: around(10.0),
+        live_bytes: around(1000.0),
+        peak_bytes: around(2000.0),
+        peak_at_ns: 0,
+        lives: Default::default(),
+        sites: vec![],
+    };
+    let process = CountedProcess {
+        pid: PID,
+        number: 0,
+        command: Ok(vec!["service".into()]),
+        program: Ok("/usr/bin/service".into()),
+        allocator: Ok("/usr/lib/libc.so.6".into()),
+        from_ns: 0,
+        over_ns: window_ns,
+        ended: false,
+        calls,
+        classes,
+        threads: vec![],
+        threads_left_out: 0,
+        samples: Ok(samples),
+        lost: Lost::default(),
+        missing: vec![],
+    };
+    Counted {
+        length_ns: window_ns,
+        processes: vec![process],
+        further: None,
+        series: vec![Point { t_ns: window_ns, over_ns: window_ns, calls: blocks, frees: blocks, bytes }],
+        modules: vec![],
+        frames: vec![],
+        stacks: vec![],
+        missing: vec![],
     }
 }
 

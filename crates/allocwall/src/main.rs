@@ -56,6 +56,9 @@ enum Command {
     /// Read files and memory of other processes for a diagnosis, within limits
     #[command(hide = true)]
     Read(commands::read::Args),
+    /// Make the calls of a mix with the allocator of this process, and measure them
+    #[command(hide = true)]
+    Replay(commands::replay::Args),
 }
 
 fn main() -> ExitCode {
@@ -76,6 +79,7 @@ fn main() -> ExitCode {
         Command::Subject(args) => commands::subject::run(args, &printer),
         Command::Keep => commands::keep::run(),
         Command::Read(args) => commands::read::run(args),
+        Command::Replay(args) => commands::replay::run(args, &printer),
     };
     outcome.unwrap_or_else(|error| {
         printer.error(&error);

@@ -556,7 +556,10 @@ impl<'a> Classifier<'a> {
         }
         let is_helper = |frame: &u32| {
             let role = self.module_of(*frame).map(|m| m.role);
-            matches!(role, Some(ModuleRole::Libc | ModuleRole::Loader | ModuleRole::Vdso))
+            matches!(
+                role,
+                Some(ModuleRole::Libc | ModuleRole::Loader | ModuleRole::Counter | ModuleRole::Vdso)
+            )
         };
         let Some(innermost) = self.frames(sample.user).iter().copied().find(|f| !is_helper(f)) else {
             return false;
@@ -845,9 +848,10 @@ fn forks(
     (forks, copies)
 }
 
-/// Whether the code is in an allocator's own module, or in the address range of malloc in another module.
+/// Whether the code is in an allocator's own module, or in the address range of malloc in another module. The library that counts
+/// stands between the program and its allocator; samples of its own code are not in a recording.
 pub fn is_allocator_code(module: &Module, offset: u64) -> bool {
-    matches!(module.role, ModuleRole::Allocator(_))
+    matches!(module.role, ModuleRole::Allocator(_) | ModuleRole::Counter)
         || module.malloc_ranges.iter().any(|(from, to)| (*from..*to).contains(&offset))
 }
 

@@ -14,7 +14,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// CPU time that the kernel charged to the target, in seconds. Times of threads are exact, but miss threads that
 /// started and ended between two readings. Times of processes are complete, but have the resolution of clock ticks.
-/// Both can only be too small, so the larger one counts. Without both, it is the sampled time.
+/// Both can only be too small, so the larger one counts. Without both, it is the sampled time. The time of the library that counts
+/// is not part of it.
 pub fn charged_s(recording: &Recording) -> f64 {
     let charged = accounted_s(recording).unwrap_or(0.0);
     // If the accounts were not read to the end, only the samples show how much is missing.
@@ -26,12 +27,14 @@ pub fn charged_s(recording: &Recording) -> f64 {
 
 /// By the kernel's accounts alone. None if none of them was read.
 fn accounted_s(recording: &Recording) -> Option<f64> {
+    let counting = recording.counting_s();
     // Not sum(): that of nothing is -0.
     let threads = recording.threads.iter().fold(0.0, |sum, t| sum + t.cpu_ns as f64);
+    let threads = (threads / 1e9 - counting).max(0.0);
     match user_and_system(recording) {
-        Ok((user, system)) => Some(threads.max(user + system) / 1e9),
+        Ok((user, system)) => Some(threads.max((user + system) / 1e9)),
         Err(_) if recording.threads.is_empty() => None,
-        Err(_) => Some(threads / 1e9),
+        Err(_) => Some(threads),
     }
 }
 
@@ -76,11 +79,11 @@ fn samples_cover_the_cpu_time(recording: &Recording) -> Measured<()> {
     too_few(format!("there is no CPU sample of the target: {used}"))
 }
 
-/// User and system time by the processes' accounts, in nanoseconds.
+/// User and system time by the processes' accounts, in nanoseconds. Counting counts as user time: the rest of it is small.
 fn user_and_system(recording: &Recording) -> Measured<(f64, f64)> {
     let user = increase(recording, |t| Some(t.user_ns))?;
     let system = increase(recording, |t| Some(t.system_ns))?;
-    Ok((user as f64, system as f64))
+    Ok(((user as f64 - recording.counting_s() * 1e9).max(0.0), system as f64))
 }
 
 const CLASSES: usize = CostClass::ALL.len();

@@ -399,6 +399,29 @@ mod tests {
     }
 
     #[test]
+    fn counting_is_not_on_the_bill_and_hides_no_caller() {
+        let whole = |counting_samples| {
+            let mut s = busy();
+            s.recording.counting_samples = counting_samples;
+            s.ticks(7_000, 3_000);
+            of(&s.recording)
+        };
+        assert_eq!((whole(0).cpu_s, whole(1_000).cpu_s), (10.0, 9.0));
+        let sum: f64 = whole(1_000).on_cpu.unwrap().iter().map(|line| line.share.point).sum();
+        assert!((sum - 1.0).abs() < 1e-9, "{sum}");
+        // It stands between the program and its allocator: for call sites, and for what fills a block.
+        let mut s = Sketch::new();
+        s.module("counter", ModuleRole::Counter);
+        s.samples(100, PID, "", "libc+9800;counter!malloc;app!load;app!main");
+        s.samples(50, PID, "", "libc!__memset_avx2_unaligned_erms;counter!calloc;app!load;app!main");
+        let bill = of(&s.recording);
+        for (class, samples) in [(CostClass::AllocatorCode, 100), (CostClass::BlockFilling, 50)] {
+            let line = line(&bill, class);
+            assert_eq!((line.samples, line.sites[0].function.as_str()), (samples, "load"), "{class:?}");
+        }
+    }
+
+    #[test]
     fn named_kernel_time_leaves_no_doubt_about_other_kernel_lines() {
         let bill = of(&busy().recording);
         assert!(line(&bill, CostClass::MapCalls).share.high < 0.01);

@@ -177,7 +177,13 @@ fn site_frame(
             named(*f)
                 && !matches!(
                     role_of_module(*f),
-                    Some(ModuleRole::Libc | ModuleRole::Loader | ModuleRole::Allocator(_) | ModuleRole::Vdso)
+                    Some(
+                        ModuleRole::Libc
+                            | ModuleRole::Loader
+                            | ModuleRole::Allocator(_)
+                            | ModuleRole::Counter
+                            | ModuleRole::Vdso
+                    )
                 )
                 && !matches!(
                     classifier.role(*f),

@@ -5,6 +5,7 @@
 use super::cases::{cpu_case, futex_show, in_unknown_futexes, lock_case, lock_times, may_count, perf_show};
 use crate::bill::stripped_runtime;
 use crate::context::{Context, Served, bytes, count, percent};
+use crate::counted::Calling;
 use crate::judge::Judged;
 use crate::{Status, Whole};
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
@@ -37,11 +38,14 @@ fn call_rate(ctx: &Context) -> Judged {
         judged.at_most_contributor("threads wait for one another in the allocator: see allocator contention")
     } else if served == Served::Missing && !runtime_led {
         judged.at_most_contributor("the calls miss the thread cache: see allocator code")
+    } else if !runtime_led && served != Served::Cached && too_few(ctx) {
+        judged.at_most_contributor("the counted calls are too few for that: see allocator code")
     } else {
         judged
     };
+    let uncounted = ctx.counted().is_none() && !runtime_led;
     let judged = match served {
-        Served::Unknown if !runtime_led && judged.is(Status::Wall) => judged.estimate(UNCOUNTED),
+        Served::Unknown if uncounted && judged.is(Status::Wall) => judged.estimate(UNCOUNTED),
         _ => judged,
     };
     let judged = match stripped_runtime(ctx.recording) {
@@ -55,7 +59,7 @@ fn call_rate(ctx: &Context) -> Judged {
             None => "the number of calls is not known: the runtime does not count them".to_owned(),
         });
     }
-    judged.evidence_if(implied_calls(ctx)).evidence(how)
+    judged.evidence_if(counted_calls(ctx).or_else(|| implied_calls(ctx))).evidence(how)
 }
 
 fn large_allocations(ctx: &Context) -> Judged {
@@ -68,6 +72,7 @@ fn large_allocations(ctx: &Context) -> Judged {
         }
         _ => judged,
     };
+    let judged = judged.evidence_if(ctx.counted().map(Calling::bytes_text));
     let (Ok(filling), Ok(calls)) = (ctx.cpu(WALL.lines()), ctx.cpu(Wall::CallRate.lines())) else {
         return judged;
     };
@@ -78,11 +83,14 @@ fn large_allocations(ctx: &Context) -> Judged {
     judged
 }
 
-/// How often the program allocates, for a sentence: by the runtime's own account, or estimated from malloc's CPU time
-/// and this machine's prices. None if it is unknown.
+/// How often the program allocates, for a sentence: by the runtime's own account, counted, or estimated from malloc's CPU
+/// time and this machine's prices. None if it is unknown.
 pub fn rate_of_calls(ctx: &Context) -> Option<String> {
     if runtime_led(ctx) {
         return allocated(ctx);
+    }
+    if let Some(calling) = ctx.counted() {
+        return Some(format!("{} calls a second (counted)", count(calling.per_s())));
     }
     let pairs = pairs_per_second(ctx)?;
     Some(format!("an estimated {} to {} malloc/free pairs a second", count(pairs.low), count(pairs.high)))
@@ -155,6 +163,32 @@ fn stripped(ctx: &Context, judged: Judged, runtime: &str, collector_read: bool, 
     judged
 }
 
+/// Whether so many calls as were counted cannot take the time of a contributor, even if the arena serves all of them.
+fn too_few(ctx: &Context) -> bool {
+    let prices = [MALLOC_CACHED, MALLOC_ARENA].map(|name| ctx.price(name));
+    let dearest_ns = prices.iter().flatten().map(|price| price.high).fold(0.0, f64::max);
+    let calling = ctx.counted().filter(|_| dearest_ns > 0.0 && ctx.cpu_rate > 0.0);
+    calling.is_some_and(|calling| {
+        let most = calling.pairs_per_s() * dearest_ns / 1e9 / ctx.cpu_rate;
+        most < thresholds::of(Wall::CallRate).contributor
+    })
+}
+
+/// The counted number of calls, and what a pair of them takes.
+fn counted_calls(ctx: &Context) -> Option<String> {
+    let rate = ctx.counted()?.rate_text(ctx.cpu_rate);
+    let priced = ctx.price(MALLOC_CACHED).zip(ctx.price(MALLOC_ARENA)).map(|(cached, arena)| {
+        format!(
+            " (this machine: {:.0} ns from the thread cache, {:.0} ns from the arena)",
+            cached.point, arena.point
+        )
+    });
+    let each = ctx.pair_ns().map(|ns| {
+        format!("; {:.0} ns of CPU for each malloc/free pair{}", ns.point, priced.unwrap_or_default())
+    });
+    Some(rate + &each.unwrap_or_default())
+}
+
 /// The number of calls that malloc's line would pay for at this machine's prices. Calls cannot be counted from outside.
 fn implied_calls(ctx: &Context) -> Option<String> {
     let malloc = ctx.cpu(Wall::AllocatorCode.lines()).ok()?;
@@ -187,8 +221,10 @@ pub fn code_and_contention(ctx: &Context) -> Vec<Judged> {
             Served::Cached => {
                 judged.at_most_contributor("the thread cache serves the calls: many calls, each one fast")
             }
-            Served::Unknown => judged.at_most_contributor("no evidence that single calls are slow"),
-            Served::Mixed | Served::Missing => judged,
+            Served::Unknown if !too_few(ctx) => {
+                judged.at_most_contributor("no evidence that single calls are slow")
+            }
+            Served::Mixed | Served::Missing | Served::Unknown => judged,
         }
     };
     vec![code.evidence(how), contention]
@@ -208,9 +244,12 @@ fn contention(ctx: &Context) -> Judged {
         let phrase = "was spent waiting for locks of the allocator";
         lock_case(ctx, WALL, spin.share, blocked, phrase, show.clone())
     };
-    case(blocked).unless_hidden(case(at_most), || in_unknown_futexes(ctx, unread)).evidence(format!(
-        "{:.3} CPUs used at the allocator's locks, {:.3} threads blocked on average",
-        spin.rate.point,
-        blocked.point / ctx.window_s
-    ))
+    case(blocked)
+        .unless_hidden(case(at_most), || in_unknown_futexes(ctx, unread))
+        .evidence(format!(
+            "{:.3} CPUs used at the allocator's locks, {:.3} threads blocked on average",
+            spin.rate.point,
+            blocked.point / ctx.window_s
+        ))
+        .evidence_if(ctx.counted().and_then(Calling::remote_text))
 }

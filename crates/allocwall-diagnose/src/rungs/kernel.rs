@@ -5,6 +5,7 @@ use super::cases::{
 };
 use crate::bill::{LEAST_LATE, of_files};
 use crate::context::{Context, count, percent, percent_interval};
+use crate::counted::Calling;
 use crate::judge::Judged;
 use crate::{ShellLine, Status, Whole};
 use allocwall_model::catalogue::advice;
@@ -215,7 +216,13 @@ pub fn map_churn(ctx: &Context) -> Vec<Judged> {
     let fired = judged.is(Status::Wall) || judged.is(Status::Contributor);
     let calls = ctx.bill.rates.map_calls.clone().ok();
     let hint = if fired { cause(ctx) } else { None };
-    vec![judged.evidence_if(calls.map(|c| format!("{} map calls a second", count(c)))).evidence_if(hint)]
+    let blocks = ctx.counted().and_then(Calling::mapped_text);
+    vec![
+        judged
+            .evidence_if(calls.map(|c| format!("{} map calls a second", count(c))))
+            .evidence_if(blocks)
+            .evidence_if(hint),
+    ]
 }
 
 /// What the mix of calls suggests: the allocator's behaviour, if most of them are its own.

@@ -148,6 +148,7 @@ const STACK_BUSY: u64 = 2;
 const ALLOCATED: u8 = 1;
 const FREED: u8 = 2;
 const BY_REALLOC: u8 = 1;
+const ZEROED: u8 = 2;
 const FOLLOWED: u8 = 16;
 
 /// The most bytes that one read takes.
@@ -229,6 +230,8 @@ pub struct Event {
     pub position: u64,
     pub kind: EventKind,
     pub by_realloc: bool,
+    /// By calloc.
+    pub zeroed: bool,
     pub followed: bool,
     pub ticks: u64,
     pub size: u64,
@@ -421,6 +424,7 @@ fn parse_event(fields: &Fields<'_>, every: u64) -> Option<Event> {
         position: fields.u64(event::POSITION),
         kind,
         by_realloc: flags & BY_REALLOC != 0,
+        zeroed: flags & ZEROED != 0,
         followed: flags & FOLLOWED != 0,
         ticks: fields.u64(event::TICKS),
         size: fields.u64(event::SIZE),
@@ -714,8 +718,9 @@ pub(super) mod testing {
                 EventKind::Allocated => ALLOCATED,
                 EventKind::Freed => FREED,
             };
+            let bit = |set: bool, bit: u8| if set { bit } else { 0 };
             let flags =
-                if made.by_realloc { BY_REALLOC } else { 0 } | if made.followed { FOLLOWED } else { 0 };
+                bit(made.by_realloc, BY_REALLOC) | bit(made.zeroed, ZEROED) | bit(made.followed, FOLLOWED);
             let shift = (made.distance / self.header.every.max(1)).max(1).ilog2() as u8;
             self.put(at + event::KIND, &[kind, shift, made.rank as u8, flags]);
             self.put(header::EVENTS_NEXT, &(next + 1).to_ne_bytes());
@@ -986,6 +991,7 @@ mod tests {
             ("COUNT_ALLOCATED", ALLOCATED.into()),
             ("COUNT_FREED", FREED.into()),
             ("COUNT_BY_REALLOC", BY_REALLOC.into()),
+            ("COUNT_ZEROED", ZEROED.into()),
             ("COUNT_FOLLOWED", FOLLOWED.into()),
         ] {
             assert_eq!(names.get(name), Some(&ours), "{name}");
@@ -1008,6 +1014,7 @@ mod tests {
             position: FIRST,
             kind: EventKind::Allocated,
             by_realloc: false,
+            zeroed: true,
             followed: true,
             ticks: 5,
             size,

@@ -4,11 +4,14 @@
 //! Nothing here waits for a process or writes to its memory. The files are read with pread(2), never mapped: a file that shrinks
 //! under a mapping would kill the reader.
 
+mod counting;
 mod layout;
+mod lives;
 mod process;
 mod stacks;
 mod watch;
 
+pub use counting::Counting;
 pub use watch::{Folder, Watch};
 
 use std::ffi::OsString;

@@ -1,7 +1,9 @@
 //! One process while it is read: what its file has said so far.
 
 use super::layout::{self, Event, EventKind, Header, State};
+use super::lives::LivesTally;
 use super::stacks::{Stacks, Unread};
+use allocwall_host::clock::process_cpu_ns;
 use allocwall_host::file::read_line;
 use allocwall_host::maps::Mapping;
 use allocwall_host::proc::ProcFs;
@@ -118,6 +120,7 @@ pub struct Process {
     bytes: Tally,
     latency: BTreeMap<(CallKind, bool), Histogram>,
     lifetimes: Lifetimes,
+    lives: LivesTally,
     remote: Share,
     remote_bytes: Share,
     sites: HashMap<u32, SiteTally>,
@@ -183,6 +186,7 @@ impl Process {
             blocks: Tally::default(),
             bytes: Tally::default(),
             latency: BTreeMap::new(),
+            lives: LivesTally::default(),
             remote: Share::default(),
             remote_bytes: Share::default(),
             sites: HashMap::new(),
@@ -246,6 +250,7 @@ impl Process {
             let chance = chance(event.size, event.distance);
             self.blocks.add(1.0, chance);
             self.bytes.add(event.size as f64, chance);
+            self.lives.allocated(event, chance);
             let kind = if event.by_realloc { CallKind::Reallocate } else { CallKind::Allocate };
             self.take_latency(kind, event, chance);
         }
@@ -253,6 +258,15 @@ impl Process {
         for event in freed.iter().filter(|event| event.rank >= rank) {
             self.take_free(event, chance(event.size, event.distance) * followed(rank), shared);
         }
+        self.take_counters();
+    }
+
+    /// Reads how many blocks are in use now, by the exact counters.
+    fn take_counters(&mut self) {
+        let mut calls = Calls::default();
+        layout::slots(&self.file, &self.header, &self.state, |_, slot| calls.add(&slot.calls));
+        let cpu_ns = self.identity.as_ref().ok().and_then(|identity| process_cpu_ns(identity.pid).ok());
+        self.lives.read(&calls, cpu_ns);
     }
 
     fn new_events(&mut self) -> Vec<Event> {
@@ -316,6 +330,7 @@ impl Process {
             let ns = (event.ticks.saturating_sub(event.born) as f64 * ns_per_tick) as u64;
             self.lifetimes.by_blocks.add(ns, 1.0, chance);
             self.lifetimes.by_bytes.add(ns, size, chance);
+            self.lives.ended(event, ns, chance);
         }
         let site = match event.stack {
             Ok(position) => self.remembered.remove(&position),
@@ -563,13 +578,14 @@ impl Process {
         let mut found = Vec::new();
         layout::blocks(&self.file, &self.header, |block| found.push(block));
         for block in found.into_iter().filter(|block| block.rank >= rank) {
+            let followed = chance(block.size, block.distance) * followed(rank);
+            self.lives.kept(block.size, followed);
             let site = match block.stack {
                 Ok(position) => self.remembered.get(&position).copied(),
                 Err(why) => Some((shared.stacks.unknown(Unread::NotCopied(why)), 1.0)),
             };
             if let Some((route, part)) = site {
-                let chance = chance(block.size, block.distance) * followed(rank) * part;
-                self.site(route, shared).live.add(block.size as f64, chance);
+                self.site(route, shared).live.add(block.size as f64, followed * part);
             }
         }
     }
@@ -616,6 +632,7 @@ impl Process {
             live_bytes,
             peak_bytes,
             peak_at_ns,
+            lives: self.lives.finish(),
             sites: Vec::new(),
         })
     }
@@ -659,6 +676,7 @@ mod tests {
     use super::super::layout::{Block, NoStack};
     use super::*;
     use crate::reading::Readers;
+    use allocwall_model::allocations::End;
 
     struct Fixture {
         made: Made,
@@ -705,6 +723,7 @@ mod tests {
             position: 0,
             kind: EventKind::Allocated,
             by_realloc: false,
+            zeroed: false,
             followed: true,
             ticks,
             size,
@@ -747,6 +766,12 @@ mod tests {
         assert!(near(samples.blocks, 10.0) && near(samples.bytes, 10.0 * SIZE as f64));
         assert!(near(samples.live_blocks, 5.0) && near(samples.live_bytes, 5.0 * SIZE as f64));
         assert!(near(samples.remote_share.unwrap(), 0.25), "the end by realloc is no free");
+        let [lives] = &samples.lives.bands[..] else { panic!("{:?}", samples.lives) };
+        assert!((lives.new - 10.0).abs() < 1e-6 && (lives.kept - 5.0).abs() < 1e-6, "{lives:?}");
+        let ends =
+            |end| lives.ended.iter().filter(|life| life.end == end).map(|life| life.blocks).sum::<f64>();
+        let ends = [End::Freed, End::FreedElsewhere, End::Resized].map(|end| ends(end).round());
+        assert_eq!(ends, [3.0, 1.0, 1.0]);
         let lifetimes = samples.lifetimes.unwrap();
         assert_eq!(lifetimes.by_blocks.samples(), 5);
         assert!((lifetimes.by_blocks.quantile(0.5).unwrap().point / 1000.0 - 1.0).abs() < 0.07);

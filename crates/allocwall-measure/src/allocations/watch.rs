@@ -591,6 +591,7 @@ mod tests {
             position: 0,
             kind,
             by_realloc: false,
+            zeroed: false,
             followed: true,
             ticks,
             size: 64 << 20,

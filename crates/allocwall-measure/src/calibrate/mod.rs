@@ -9,6 +9,7 @@
 mod cache;
 mod experiments;
 mod facts;
+pub mod replay;
 
 use allocwall_host::facts::Machine;
 use allocwall_host::topology::{self, Pinned, Topology};

@@ -4,7 +4,7 @@ use allocwall_model::catalogue::modules::ModuleRole;
 use allocwall_model::devices::{Datagrams, DiskUse, Disks, Interfaces, MOST_DISKS, Network};
 use allocwall_model::placement::{MOST_NODES, NodeCpus, NodePages, Placed};
 use allocwall_model::resident::{Amount, GroupMemory, MOST_NOTES, ResidentOwner, Row, Split};
-use allocwall_sketches::recording::empty;
+use allocwall_sketches::recording::{counted, empty};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
 fn absent<T>() -> Measured<T> {
@@ -225,8 +225,13 @@ fn whole() -> Vec<u8> {
         Part::Head(Box::new(head())),
         Part::Batch(Box::new(batch())),
         Part::Devices(Box::new(devices())),
+        Part::Counted(Box::new(Ok(counts()))),
         Part::Tail(Box::new(tail())),
     ])
+}
+
+fn counts() -> Counted {
+    counted(2, &[(900, 64), (100, 200_000)], 500, 0.1)
 }
 
 fn decoded(bytes: &[u8]) -> std::result::Result<Recording, String> {
@@ -259,7 +264,8 @@ fn every_part_comes_back_as_it_was() {
     assert_eq!((&r.heap, &r.resident, &r.placement), (&tail.heap, &tail.resident, &tail.placement));
     assert_eq!((&r.accounts, &r.collecting), (&tail.accounts, &tail.collecting));
     assert_eq!((r.fault_slices, r.hardware), (tail.fault_slices, tail.hardware));
-    assert_eq!(r.devices, devices());
+    assert_eq!((r.devices, r.counted), (devices(), Ok(counts())));
+    assert_eq!(r.replayed.unwrap_err().reason, Reason::Disabled);
     assert_eq!((r.frames, r.stacks), (tail.frames, tail.stacks));
     assert_eq!(r.samples, batch.samples);
     assert_eq!(r.waits, batch.waits);
@@ -274,6 +280,50 @@ fn a_recording_without_its_devices_is_read_and_says_so() {
     assert_eq!((absence.reason, absence.mend.len()), (Reason::NotFound, 1));
     assert_eq!(before.network, Err(absence));
     assert_eq!(read(&[h(), b()]).disks.unwrap_err().reason, Reason::Vanished, "cut off");
+}
+
+#[test]
+fn a_recording_without_counts_says_why() {
+    let read = |parts: &[Part]| decoded(&bytes(parts)).unwrap().counted.unwrap_err().reason;
+    let (h, b) = (|| Part::Head(Box::new(head())), || Part::Batch(Box::new(batch())));
+    assert_eq!(read(&[h(), b(), Part::Tail(Box::new(tail()))]), Reason::Disabled);
+    assert_eq!(read(&[h(), b()]), Reason::Vanished);
+    let mut hostile = counts();
+    hostile.length_ns = u64::MAX;
+    let why = decoded(&bytes(&[h(), Part::Counted(Box::new(Ok(hostile)))])).unwrap_err();
+    assert!(why.contains("counted calls"), "{why}");
+}
+
+#[test]
+fn what_is_known_later_is_added_to_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.allocwall");
+    std::fs::write(&path, whole()).unwrap();
+    let why = Absence::new(Reason::Exhausted, "no memory");
+    let late = Part::Replayed(Box::new(Err(why.clone())));
+    append(&path, &late).unwrap();
+    assert_eq!(read(&path).unwrap().replayed, Err(why));
+    // Once.
+    append(&path, &late).unwrap();
+    assert!(read(&path).unwrap_err().to_string().contains("order"));
+    let link = folder.path().join("link");
+    symlink(&path, &link).unwrap();
+    assert!(append(&link, &late).is_err());
+    assert!(append(&folder.path().join("none"), &late).is_err());
+}
+
+#[test]
+fn samples_of_the_library_that_counts_are_left_out_and_counted() {
+    let read = |role| {
+        let (mut head, mut tail) = (head(), tail());
+        head.modules[0].role = role;
+        tail.modules = head.modules.clone();
+        let parts = [Part::Head(Box::new(head)), Part::Batch(Box::new(batch())), Part::Tail(Box::new(tail))];
+        let recording = decoded(&bytes(&parts)).unwrap();
+        (recording.samples.len(), recording.counting_samples)
+    };
+    assert_eq!(read(ModuleRole::Counter), (0, 1));
+    assert_eq!(read(ModuleRole::Libc), (1, 0));
 }
 
 #[test]
@@ -330,6 +380,8 @@ fn parts_out_of_order_are_refused() {
     let (h, b, t) =
         (|| Part::Head(Box::new(head())), || Part::Batch(Box::new(batch())), || Part::Tail(Box::new(tail())));
     let d = || Part::Devices(Box::new(devices()));
+    let c = || Part::Counted(Box::new(Err(not_counted())));
+    let r = || Part::Replayed(Box::new(Err(not_replayed())));
     for parts in [
         vec![b()],
         vec![t()],
@@ -339,6 +391,11 @@ fn parts_out_of_order_are_refused() {
         vec![h(), b(), t(), t()],
         vec![h(), b(), t(), d()],
         vec![h(), d(), d()],
+        vec![c()],
+        vec![h(), c(), c()],
+        vec![h(), b(), t(), c()],
+        vec![h(), r()],
+        vec![h(), b(), t(), r(), r()],
     ] {
         let why = decoded(&bytes(&parts)).unwrap_err();
         assert!(why.contains("order"), "{why}");

@@ -6,6 +6,7 @@ use super::bills::{self, Bills};
 use super::placement::{self, Placing};
 use super::probes;
 use super::window::Window;
+use crate::allocations::Counting;
 use crate::counts::Counted;
 use crate::file::{Part, Tail};
 use allocwall_host::cgroup::{CgroupFs, Frozen};
@@ -40,7 +41,7 @@ impl Closed {
     /// Unwinds and names the stacks, and writes the rest of the recording.
     pub fn assemble(self, output: Option<PathBuf>) -> Result<Recorded> {
         let Closed { window, end_ns, resident, placement, bills, stopped, python } = self;
-        let Window { mut target, mut writer, mut meta, readings, counting, pids, .. } = window;
+        let Window { mut target, mut writer, mut meta, readings, counting, allocations, pids, .. } = window;
         let Counted { calls, calls_probe, hardware, hardware_probe } = counting.finish();
         let (counts, counted) = without_narrow(&target, (calls, calls_probe));
         // Before the probes: what was lost to limits is known only then.
@@ -61,6 +62,7 @@ impl Closed {
         probes.extend(placement::probe(&placement));
         meta.lost_records = collected.lost;
         writer.write(&Part::Devices(Box::new(readings.devices.finish())));
+        writer.write(&Part::Counted(Box::new(allocations.and_then(Counting::finish))));
         writer.write(&Part::Tail(Box::new(Tail {
             meta,
             processes: collected.processes,

@@ -9,6 +9,7 @@ use super::placement::Placing;
 use super::random::Random;
 use super::waits::WaitSampler;
 use crate::accounts::Accounts;
+use crate::allocations;
 use crate::counts::{self, Counting};
 use crate::devices::{DeviceReader, NAMESPACES_ASKED};
 use crate::file::{Batch, Head, Part, Writer};
@@ -19,6 +20,7 @@ use allocwall_host::clock;
 use allocwall_host::perf;
 use allocwall_model::error::{Error, Result};
 use allocwall_model::recording::{Ended, Meta, PythonSample, Tick};
+use allocwall_model::units::Measured;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -45,6 +47,8 @@ pub struct Window {
     pub meta: Meta,
     pub readings: Readings,
     pub counting: Counting,
+    /// Reads the counted calls of the allocator.
+    pub allocations: Measured<allocations::Counting>,
     /// The processes that could still run when they were last listed.
     pub pids: Vec<i32>,
     python_every: Duration,
@@ -68,7 +72,12 @@ impl Window {
     ///
     /// # Errors
     /// The target has ended.
-    pub fn open(mut target: Attached, mut writer: Writer, request: &Request<'_>) -> Result<Window> {
+    pub fn open(
+        mut target: Attached,
+        mut writer: Writer,
+        allocations: Measured<allocations::Counting>,
+        request: &Request<'_>,
+    ) -> Result<Window> {
         let meta = meta(&target, request.window);
         let mut readings = Readings::new(&target, request.readers.clone(), request.window);
         let pids = target.collector.family.alive();
@@ -95,7 +104,7 @@ impl Window {
         })));
         let counting = counts::start(&target.proc, &target.host, &pids, request.window, request.closely);
         let python_every = python_every(request.window);
-        Ok(Window { target, writer, meta, readings, counting, pids, python_every })
+        Ok(Window { target, writer, meta, readings, counting, allocations, pids, python_every })
     }
 
     /// Reads until the time is over, the target has ended, or the user interrupts.
@@ -189,6 +198,9 @@ impl Window {
         // The clocks stop first, so that later work of allocwall is not in the samples.
         if let Ok(clocks) = &mut self.target.sampling.clocks {
             let _ = clocks.stop();
+        }
+        if let Ok(counting) = &self.allocations {
+            counting.stop();
         }
         let end_ns = clock::monotonic_ns();
         self.readings.faults.close();

@@ -75,8 +75,11 @@ impl Files<'_> {
             Ok(exe) => *exe,
             Err(absence) => return (Err(absence.clone()), Vec::new()),
         };
-        // Old loaders have a malloc of their own; it serves only the loader.
-        let serves = |file: usize| self.facts(file).serves_malloc && self.role(file) != ModuleRole::Loader;
+        // Old loaders have a malloc of their own; it serves only the loader. The library that counts passes each call on.
+        let serves = |file: usize| {
+            let passes_on = matches!(self.role(file), ModuleRole::Loader | ModuleRole::Counter);
+            self.facts(file).serves_malloc && !passes_on
+        };
         let server = self.scope.iter().copied().find(|&file| serves(file));
         let serving = match server {
             Some(file) => {

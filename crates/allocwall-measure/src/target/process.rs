@@ -7,7 +7,7 @@ use super::space::AddressSpace;
 use allocwall_host::proc::{ProcFs, Status};
 use allocwall_host::rights::run_as_root;
 use allocwall_host::{clock, file, link_map, maps};
-use allocwall_model::catalogue::modules::is_setting;
+use allocwall_model::catalogue::modules::{ModuleRole, is_setting, role_of_library};
 use allocwall_model::error::{Error, Result};
 use allocwall_model::recording::{Allocator, CMDLINE_WORDS, Process};
 use allocwall_model::units::{Absence, Measured, Reason};
@@ -107,7 +107,7 @@ pub(super) fn words_kept(words: Vec<String>) -> Vec<String> {
 }
 
 /// Only the variables that a diagnosis reads. System properties among Java's options are removed: they may
-/// contain passwords.
+/// contain passwords. The library that counts is removed too: allocwall preloads it, not the user.
 pub(super) fn settings(environ: Vec<(String, String)>) -> Vec<(String, String)> {
     let without_properties = |name: &str, value: String| {
         if name.contains("JAVA") {
@@ -119,11 +119,22 @@ pub(super) fn settings(environ: Vec<(String, String)>) -> Vec<(String, String)> 
     environ
         .into_iter()
         .filter(|(name, _)| is_setting(name))
-        .map(|(name, value)| {
+        .filter_map(|(name, value)| {
             let value = without_properties(&name, value);
-            (name, value)
+            let value = if name == "LD_PRELOAD" { without_counting(&value)? } else { value };
+            Some((name, value))
         })
         .collect()
+}
+
+/// A list of preloads without the library that counts, which is the first one. None if nothing else is in it.
+fn without_counting(preloads: &str) -> Option<String> {
+    let (first, rest) = preloads.split_once(':').unwrap_or((preloads, ""));
+    let counts = role_of_library(first.rsplit('/').next().unwrap_or(first)) == Some(ModuleRole::Counter);
+    match counts {
+        true => (!rest.is_empty()).then(|| rest.to_owned()),
+        false => Some(preloads.to_owned()),
+    }
 }
 
 /// AT_SECURE (getauxval(3)): the loader ignores LD_PRELOAD and tunables.

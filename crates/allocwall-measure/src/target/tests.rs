@@ -588,6 +588,15 @@ fn environment_and_small_files() {
         settings(environ.into()),
         [("MALLOC_ARENA_MAX".into(), "1".into()), ("JAVA_TOOL_OPTIONS".into(), "-Xmx1g -XX:+UseZGC".into())]
     );
+    let preloads =
+        |value: &str| settings(vec![("LD_PRELOAD".into(), value.into())]).pop().map(|(_, value)| value);
+    for (value, kept) in [
+        ("/a/liballocwall-count-0.1.0-00.so", None),
+        ("/a/liballocwall-count-0.1.0-00.so:/b.so c.so", Some("/b.so c.so")),
+        ("/b.so:/a/liballocwall-prefault-0.1.0-00.so", Some("/b.so:/a/liballocwall-prefault-0.1.0-00.so")),
+    ] {
+        assert_eq!(preloads(value).as_deref(), kept, "{value}");
+    }
     let thp = |enabled| thp_disabled(&Status { thp_enabled: enabled, ..Status::default() });
     assert_eq!((thp(Some(false)), thp(Some(true))), (Ok(true), Ok(false)));
     assert_eq!(thp(None).unwrap_err().reason, Reason::NotSupported);

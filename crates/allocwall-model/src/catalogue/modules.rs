@@ -44,6 +44,8 @@ pub enum ModuleRole {
     /// Generated code, not backed by a file.
     Jit,
     Other,
+    /// The library that counts calls of the allocator (`allocwall count`). Its time is no part of the target's.
+    Counter,
 }
 
 /// A C library that the name of its file, or its soname, identifies.
@@ -80,6 +82,8 @@ const LIBRARIES: &[(&str, ModuleRole)] = &[
     ("librpmalloc", ModuleRole::Allocator(AllocatorKind::Other)),
     ("libhardened_malloc", ModuleRole::Allocator(AllocatorKind::Other)),
     ("libtbbmalloc", ModuleRole::Allocator(AllocatorKind::Other)),
+    // `liballocwall-count-0.1.0-0123456789abcdef.so`: see `allocwall_preload::unpack`.
+    ("liballocwall-count", ModuleRole::Counter),
     ("libjvm.so", ModuleRole::Jvm),
     ("libnode.so", ModuleRole::Node),
     ("libpython", ModuleRole::Cpython),
@@ -359,6 +363,9 @@ mod tests {
             ("libsnmallocshim.so", Some(ModuleRole::Allocator(AllocatorKind::Snmalloc))),
             ("libpython3.13t.so.1.0", Some(ModuleRole::Cpython)),
             ("libjvm.so", Some(ModuleRole::Jvm)),
+            ("liballocwall-count-0.1.0-00ff00ff00ff00ff.so", Some(ModuleRole::Counter)),
+            ("liballocwall-prefault-0.1.0-00ff00ff00ff00ff.so", None),
+            ("liballocwall-counter.so", None),
             ("libcurl.so.4", None),
             ("libcrypt.so.1", None),
             ("libpython-helper.so", None),

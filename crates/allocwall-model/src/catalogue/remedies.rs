@@ -500,7 +500,8 @@ pub enum Effect {
     ArenaInsteadOfMap,
     /// One call makes all pages: 1 − populate_page / touch_4k.
     Populate,
-    /// Another allocator: the part of the same lines that it saved in measured programs ([`crate::catalogue::swaps`]).
+    /// Another allocator: what a replay of the counted calls saves ([`crate::replay`]), or else the part of the same lines that it
+    /// saved in measured programs ([`crate::catalogue::swaps`]).
     Swap,
     /// glibc's thread cache serves calls that missed it before: 1 − malloc_cached / malloc_arena of their cost.
     DeeperCache,

@@ -6,13 +6,14 @@
 pub mod collapsed;
 pub mod json;
 pub mod pprof;
+pub mod section;
 pub mod text;
 
 use super::text::bytes;
 use allocwall_diagnose::bill::{GENERATED_CODE, NO_CALLERS, NO_SYMBOL, NO_USER_STACK, user_role};
 use allocwall_model::allocations::{
     CallKind, Calls, Counted, CountedProcess, Histogram, LARGE, Latency, Lifetimes, Lost, Samples, Site,
-    class_sizes,
+    class_sizes, independent_sum as sum, weighted_mean as weighted,
 };
 use allocwall_model::catalogue::modules::role_of_library;
 use allocwall_model::catalogue::prices::{MALLOC_ARENA, MALLOC_CACHED};
@@ -432,36 +433,6 @@ fn sampled(counted: &Counted) -> Measured<Sampled> {
     })
 }
 
-/// The sum of independent estimates: their errors add up as squares.
-fn sum(parts: impl Iterator<Item = Interval>) -> Interval {
-    let (mut point, mut below, mut above) = (0.0_f64, 0.0_f64, 0.0_f64);
-    for part in parts {
-        point += part.point;
-        below += (part.point - part.low).powi(2);
-        above += (part.high - part.point).powi(2);
-    }
-    Interval::new((point - below.sqrt()).max(0.0), point, point + above.sqrt())
-}
-
-/// The mean of shares with these weights. Those that are absent have no part in it.
-fn weighted<'s>(parts: impl Iterator<Item = (f64, &'s Measured<Interval>)>) -> Measured<Interval> {
-    let mut absent = None;
-    let mut known: Vec<(f64, Interval)> = vec![];
-    for (weight, share) in parts {
-        match share {
-            Ok(share) => known.push((weight, *share)),
-            Err(why) => absent = absent.or(Some(why)),
-        }
-    }
-    let total: f64 = known.iter().map(|(weight, _)| weight).sum();
-    if total <= 0.0 {
-        let nothing = || Absence::new(Reason::TooLittle, "no sampled block was freed");
-        return Err(absent.cloned().unwrap_or_else(nothing));
-    }
-    let all = sum(known.iter().map(|(weight, share)| share.scaled(weight / total)));
-    Ok(Interval::new(all.low, all.point.min(1.0), all.high.min(1.0)))
-}
-
 fn latency<'s>(parts: impl Iterator<Item = &'s Measured<Vec<Latency>>>) -> Measured<Vec<Latency>> {
     let mut absent = None;
     let mut merged: BTreeMap<(CallKind, bool), Histogram> = BTreeMap::new();
@@ -594,7 +565,13 @@ impl<'a> Callers<'a> {
     fn is_outside_libc(&self, frame: u32) -> bool {
         let of_libc = matches!(
             self.frame(frame).and_then(|frame| module_of(self.counted, frame)).map(|module| module.role),
-            Some(ModuleRole::Libc | ModuleRole::Loader | ModuleRole::Allocator(_) | ModuleRole::Vdso)
+            Some(
+                ModuleRole::Libc
+                    | ModuleRole::Loader
+                    | ModuleRole::Allocator(_)
+                    | ModuleRole::Counter
+                    | ModuleRole::Vdso
+            )
         );
         let plain = matches!(self.role(frame), None | Some(UserRole::Plumbing | UserRole::Interpreter));
         self.name(frame).is_some() && !of_libc && plain
@@ -694,6 +671,7 @@ mod tests {
             live_bytes: around(40e6),
             peak_bytes: around(90e6),
             peak_at_ns: 3 * SECOND_NS,
+            lives: Default::default(),
             sites: vec![
                 site(Ok(0), 4_000_000.0, 3.0e9, 0.5),
                 site(Ok(1), 3_000_000.0, 1.0e9, 0.2),

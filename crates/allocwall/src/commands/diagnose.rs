@@ -3,6 +3,7 @@
 mod series;
 
 use crate::commands::shared::arms;
+use crate::commands::shared::counting;
 use crate::commands::shared::diagnosis::{Diagnosis, Format, readers};
 use crate::commands::shared::options::parse_time;
 use crate::commands::shared::signals::{USAGE, catch_signals};
@@ -10,11 +11,16 @@ use crate::commands::shared::state::new_state_file;
 use crate::commands::trial;
 use crate::printer::Printer;
 use allocwall_host::launch::{self, Launched};
+use allocwall_measure::allocations::Counting;
 use allocwall_measure::calibrate;
-use allocwall_measure::file;
+use allocwall_measure::file::{self, Part};
 use allocwall_measure::record::{self, DEFAULT_WINDOW, Recorded, Request, Target};
+use allocwall_model::allocations::{Counted, not_counted};
 use allocwall_model::recording::Ended;
+use allocwall_model::replay::Replay;
+use allocwall_model::units::{Absence, Measured, Reason};
 use allocwall_trial::arm::{self, Arm, TargetFacts};
+use allocwall_trial::predict;
 use allocwall_trial::run::{self, Guard};
 use anyhow::Context;
 use std::ffi::OsString;
@@ -71,6 +77,11 @@ pub struct Args {
     #[arg(long, requires = "command", conflicts_with_all = ["pid", "cgroup", "file"])]
     keep_running: bool,
 
+    /// Also count exactly what the command asks of its allocator, with a preloaded library, and replay these calls with other
+    /// allocators after the window. The ladder and the predictions use both (docs/count.md)
+    #[arg(long, requires = "command", conflicts_with_all = ["pid", "cgroup", "file", "keep_running", "repeat"])]
+    count: bool,
+
     /// After the diagnosis, try up to three of the offered remedies on the command, against the baseline (allocwall trial)
     #[arg(long, requires = "command", conflicts_with_all = ["pid", "cgroup", "file", "keep_running", "json"])]
     verify: bool,
@@ -99,10 +110,13 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         }
     };
     let format = if args.json { Format::Json } else { Format::Text };
-    // The launched command must not outlive allocwall, even if allocwall is killed.
+    let counting = if args.count { counting::start(&args.command, printer) } else { Err(not_counted()) };
+    if let (true, Err(absence)) = (args.count, &counting) {
+        printer.note(&format!("the calls of the allocator are not counted: {}", absence.with_advice()));
+    }
+    // The launched command must not outlive allocwall, even if allocwall is killed. Neither must the folder of the counts.
     let guard = if !args.command.is_empty() && !args.keep_running {
-        let own = std::env::current_exe().context("cannot find the path of allocwall itself")?;
-        Some(run::guard(None, &own)?)
+        Some(run::guard(counting.as_ref().ok().map(Counting::folder), &own_path()?)?)
     } else {
         None
     };
@@ -112,7 +126,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     let (diagnosis, mut launched) = match &args.file {
         Some(path) => (Diagnosis::of(file::read(path)?, Some(path.clone())), None),
         None => {
-            let recorded = record_now(&args, guard.as_ref(), printer)?;
+            let mut recorded = record_now(&args, counting, guard.as_ref(), printer)?;
             if let Some(failure) = &recorded.file_failure {
                 printer
                     .warn(&format!("{failure}; the diagnosis is complete, but the recording was not kept"));
@@ -120,6 +134,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
             if let Some(path) = &recorded.path {
                 printer.note(&format!("recording: {}", path.display()));
             }
+            replay(&args, &mut recorded, printer);
             let diagnosis = Diagnosis::of(recorded.recording, recorded.path);
             (diagnosis, recorded.launched)
         }
@@ -145,11 +160,50 @@ fn end(launched: Option<&mut Launched>, args: &Args, what: &str, printer: &Print
         && !args.keep_running
         && child.running()
     {
-        printer.note(&format!(
-            "the {what} is over: ending the command (use --keep-running to leave it running)"
-        ));
+        // A command that is counted can't be left running: nothing would read its counts.
+        let hint = if args.count { "" } else { " (use --keep-running to leave it running)" };
+        printer.note(&format!("the {what} is over: ending the command{hint}"));
         child.end();
     }
+}
+
+fn own_path() -> anyhow::Result<PathBuf> {
+    std::env::current_exe().context("cannot find the path of allocwall itself")
+}
+
+/// Makes the counted calls again with other allocators and settings, and adds their costs to the recording. The command is ended
+/// before: it would compete for the CPUs. What fails here is a limit of the report.
+fn replay(args: &Args, recorded: &mut Recorded, printer: &Printer) {
+    let recording = &mut recorded.recording;
+    let Ok(counted) = &recording.counted else { return };
+    if matches!(recording.meta.ended, Ended::Interrupted) {
+        return;
+    }
+    end(recorded.launched.as_mut(), args, "window", printer);
+    printer.note("replaying the counted calls with other allocators: this takes some seconds");
+    recording.replayed = replayed(args, counted, printer)
+        .unwrap_or_else(|error| Err(Absence::new(Reason::NotSupported, format!("{error:#}"))));
+    if let Err(absence) = &recording.replayed {
+        printer.note(&format!("the counted calls could not be replayed: {}", absence.with_advice()));
+    }
+    let part = Part::Replayed(Box::new(recording.replayed.clone()));
+    if let Some(Err(error)) = recorded.path.as_ref().map(|path| file::append(path, &part)) {
+        printer.warn(&format!("{error}; the recording was kept without the replay"));
+    }
+}
+
+/// With all allocators and tunables of malloc that this machine has for the command.
+fn replayed(args: &Args, counted: &Counted, printer: &Printer) -> anyhow::Result<Measured<Replay>> {
+    let interrupted = catch_signals()?;
+    let facts = TargetFacts::of(&args.command, &arms::environment())?;
+    let inventory = arms::inventory(printer);
+    let resolved = |key: &str| {
+        let arm = Arm::parse(key).ok()?;
+        let applied = arm.resolve(&inventory, &facts).ok()?;
+        predict::variant(&arm, &applied.env)
+    };
+    let variants: Vec<_> = arm::names().filter_map(resolved).collect();
+    Ok(calibrate::replay::measure(counted, &variants, &own_path()?, &interrupted))
 }
 
 /// How many of the offered remedies --verify tries, of those that a trial can apply when it starts the command.
@@ -184,15 +238,23 @@ fn verify(args: &Args, diagnosis: &Diagnosis, printer: &Printer) -> anyhow::Resu
     trial::run(trial::Args::of(&applicable, &args.command), printer)
 }
 
-fn record_now(args: &Args, guard: Option<&Guard>, printer: &Printer) -> anyhow::Result<Recorded> {
-    let target = target(args, guard, printer);
+fn record_now(
+    args: &Args,
+    counting: Measured<Counting>,
+    guard: Option<&Guard>,
+    printer: &Printer,
+) -> anyhow::Result<Recorded> {
+    let mut target = target(args, guard, printer);
+    if let (Target::Launch { env, .. }, Ok(counting)) = (&mut target, &counting) {
+        env.extend(counting.environment());
+    }
     let window = args.duration.unwrap_or(DEFAULT_WINDOW);
     let output = match &args.output {
         Some(path) => Some(path.clone()),
         None => default_output(printer),
     };
     let interrupted = catch_signals()?;
-    let recorded = record_window(args, target, window, output, &interrupted, printer)?;
+    let recorded = record_window(args, target, counting, window, output, &interrupted, printer)?;
     if interrupted.load(Ordering::Relaxed) {
         printer.note("interrupted: reporting what was measured so far");
     }
@@ -219,6 +281,7 @@ fn target(args: &Args, guard: Option<&Guard>, printer: &Printer) -> Target {
 fn record_window(
     args: &Args,
     target: Target,
+    counting: Measured<Counting>,
     window: Duration,
     output: Option<PathBuf>,
     interrupted: &AtomicBool,
@@ -230,6 +293,7 @@ fn record_window(
         window,
         rate_hz: args.rate,
         closely: false,
+        counting,
         output,
         prices: calibrate::cached(),
         readers: readers(),

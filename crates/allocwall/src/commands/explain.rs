@@ -270,7 +270,9 @@ fn gain(remedy: &Remedy) -> String {
         Effect::ArenaInsteadOfMap => {
             "predicted from this machine's prices: blocks come from the heap instead of mmap".to_owned()
         }
-        Effect::Swap => "predicted from what it saved on such calls in measured programs".to_owned(),
+        Effect::Swap => "predicted from a replay of the program's own calls, if they were counted; otherwise from what it saved on such \
+                         calls in measured programs"
+            .to_owned(),
         Effect::OwnArenas => "at most these lines and the code that waiting threads slow down: freeing a block of another thread \
                               still takes a lock"
             .to_owned(),

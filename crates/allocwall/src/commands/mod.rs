@@ -10,6 +10,7 @@ pub mod keep;
 pub mod list;
 pub mod memory;
 pub mod read;
+pub mod replay;
 pub mod report;
 pub mod run;
 mod shared;

@@ -1,6 +1,7 @@
 //! `allocwall trial`: remedies on the user's own command, interleaved, with an interval and an outcome each.
 
 use crate::commands::shared::arms;
+use crate::commands::shared::counting;
 use crate::commands::shared::diagnosis::{Diagnosis, readers};
 use crate::commands::shared::ground::Ground;
 use crate::commands::shared::options::{Header, Percent, Time};
@@ -12,11 +13,15 @@ use crate::printer::Printer;
 use allocwall_diagnose::expected;
 use allocwall_host::launch::Talk;
 use allocwall_host::program;
+use allocwall_measure::allocations::Counting;
 use allocwall_measure::calibrate;
 use allocwall_measure::record::{self, Target};
+use allocwall_model::allocations::{Counted, not_counted};
 use allocwall_model::catalogue::modules;
 use allocwall_model::error::Error;
+use allocwall_model::replay::Replay;
 use allocwall_model::shell::quoted;
+use allocwall_model::units::{Absence, Measured, Reason};
 use allocwall_report::{trial_csv, trial_json, trial_text};
 use allocwall_trial::account::Room;
 use allocwall_trial::arm::{Arm, TargetFacts};
@@ -32,7 +37,7 @@ use allocwall_trial::load::metric::Figure;
 use allocwall_trial::load::open::Plan;
 use allocwall_trial::load::ready::Ready;
 use allocwall_trial::load::request::{Ask as HttpAsk, Request};
-use allocwall_trial::run::{Guard, Start};
+use allocwall_trial::run::{self, Guard, Start};
 use allocwall_trial::server::{self, Load, Read, Server};
 use allocwall_trial::session;
 use allocwall_trial::{BASELINES, Design, Metric, Settings, TrialResult, plan, predict};
@@ -45,6 +50,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const SUFFIX: &str = ".trial";
+/// The arm in whose first run calls are counted: A′, so that the first run of A is as it will be in the blocks.
+const COUNTED: usize = 1;
+/// Pause between two checks whether the time of counting is over.
+const GLANCE: Duration = Duration::from_millis(20);
 
 #[derive(Default, clap::Args)]
 #[command(
@@ -234,8 +243,10 @@ impl Trial<'_> {
         };
         let rates = earlier.as_ref().map(|earlier| &earlier.head.rates[..]);
         let (mut kind, rates) = self.prepared(&arms, rates)?;
+        // A continued trial keeps its predictions.
+        let mut counts = if earlier.is_none() { self.counts(&arms) } else { Err(not_counted()) };
         // The first runs show what is wrong with the command before anything is measured.
-        let first = self.prove(&mut kind, &names)?;
+        let first = self.prove(&mut kind, &names, &mut counts)?;
         if self.stopped() {
             return self.stopped_early(earlier);
         }
@@ -247,7 +258,7 @@ impl Trial<'_> {
             }
             _ => {
                 let metrics = self.metrics(&kind, &first)?;
-                let predicted = self.predicted(&kind, &arms, &metrics);
+                let predicted = self.predicted(&mut kind, &arms, &metrics, counts);
                 if self.stopped() {
                     return self.stopped_early(None);
                 }
@@ -534,16 +545,50 @@ impl Trial<'_> {
         Ok(rates)
     }
 
-    /// One run of each arm, which is not counted.
-    fn prove(&self, kind: &mut Kind, names: &[String]) -> anyhow::Result<Vec<Ran>> {
+    /// Predictions are made for remedies, and not for the first requests: they are over too soon for a diagnosis.
+    fn predicts(&self, arms: &[Arm]) -> bool {
+        let is_first = self.args.options.of_what() == Of::First;
+        !(self.args.options.no_predict || is_first || arms.len() == BASELINES)
+    }
+
+    /// Prepares to count the calls of the baseline, for the predictions.
+    fn counts(&self, arms: &[Arm]) -> Measured<Counts> {
+        if !self.predicts(arms) {
+            return Err(not_counted());
+        }
+        let counting = counting::start(&self.args.command, self.printer)?;
+        let guard = run::guard(Some(counting.folder()), self.keeper)
+            .map_err(|error| Absence::new(Reason::NotSupported, error.to_string()))?;
+        Ok(Counts { counting, _guard: guard })
+    }
+
+    /// One run of each arm, which is not counted. In that of A′, the calls of a command that ends are counted.
+    fn prove(
+        &self,
+        kind: &mut Kind,
+        names: &[String],
+        counts: &mut Measured<Counts>,
+    ) -> anyhow::Result<Vec<Ran>> {
+        let plain = match (&mut *kind, &*counts) {
+            (Kind::Batch(batch), Ok(counts)) => Some(counts.give_to(&mut batch.arms[COUNTED].start)),
+            _ => None,
+        };
         let starts = |arm: usize| {
             self.printer.progress_line(&format!("first run of {}, not counted", names[arm]));
+            // The run of A′ is over. A server is counted later, under its load.
+            if let (true, true, Ok(counts)) = (arm > COUNTED, plain.is_some(), &*counts) {
+                counts.counting.stop();
+            }
         };
         let room = Room::new(self.folder);
-        let ran = match kind {
+        let mut ran = match &mut *kind {
             Kind::Batch(batch) => batch.prove(&room, self.interrupted, starts)?,
             Kind::Server(server) => server.prove(&room, self.interrupted, starts)?,
         };
+        if let (Kind::Batch(batch), Some(plain)) = (&mut *kind, plain) {
+            batch.arms[COUNTED].start = plain;
+            *counts = unless_failed(&mut ran, std::mem::replace(counts, Err(not_counted())));
+        }
         self.printer.clear_line();
         if self.stopped() {
             return Ok(ran);
@@ -646,17 +691,26 @@ impl Trial<'_> {
         Ok(())
     }
 
-    /// For each arm: the changes that a diagnosis of the baseline predicts.
-    fn predicted(&self, kind: &Kind, arms: &[Arm], metrics: &[Metric]) -> Vec<Predicted> {
+    /// For each arm: the changes that a diagnosis of the baseline, and its counted calls, predict.
+    fn predicted(
+        &self,
+        kind: &mut Kind,
+        arms: &[Arm],
+        metrics: &[Metric],
+        counts: Measured<Counts>,
+    ) -> Vec<Predicted> {
         let nothing = || vec![Predicted::new(); arms.len()];
-        // No prediction is about the first requests, and they are over too soon for a diagnosis.
-        let is_first = self.args.options.of_what() == Of::First;
-        if self.args.options.no_predict || is_first || arms.len() == BASELINES {
+        if !self.predicts(arms) {
             return nothing();
         }
-        self.printer.progress_line("diagnosing the baseline");
         let window = self.args.options.load_time().clamp(record::SHORTEST_WINDOW, record::DEFAULT_WINDOW);
-        let judged = match kind {
+        let counted = self.counted(kind, counts, window);
+        if let Err(absence) = &counted {
+            let why = absence.with_advice();
+            self.printer.note(&format!("predictions without counted calls of the allocator: {why}"));
+        }
+        self.printer.progress_line("diagnosing the baseline");
+        let judged = match &*kind {
             Kind::Batch(batch) => self.diagnosed(
                 Target::Launch {
                     command: batch.arms[0].start.command.clone(),
@@ -676,19 +730,71 @@ impl Trial<'_> {
         self.guard.sweep();
         self.printer.clear_line();
         match judged {
-            Ok(judged) => {
+            Ok(mut judged) => {
                 if !self.stopped()
                     && let Err(absence) = expected::possible(&judged.recording, &judged.bill)
                 {
                     self.printer.warn(&format!("no predictions: {absence}"));
                 }
-                arms.iter().map(|arm| predict::of(&judged.recording, &judged.bill, arm, metrics)).collect()
+                let replayed = self.replayed(kind, arms, &counted);
+                judged.recording.counted = counted;
+                let change = |arm: &Arm| {
+                    judged.recording.replayed = of_arm(&replayed, arm);
+                    predict::of(&judged.recording, &judged.bill, arm, metrics)
+                };
+                arms.iter().map(change).collect()
             }
             Err(error) => {
                 self.printer.warn(&format!("no predictions: the command could not be diagnosed: {error:#}"));
                 nothing()
             }
         }
+    }
+
+    /// The calls of A′ in its first run, or those of the server in a run of their own, with the rates under load.
+    fn counted(&self, kind: &mut Kind, counts: Measured<Counts>, window: Duration) -> Measured<Counted> {
+        let counts = counts?;
+        let server = match kind {
+            Kind::Batch(_) => return counts.counting.finish().map(as_diagnosed),
+            Kind::Server(server) => server,
+        };
+        self.printer.progress_line("counting the calls of the baseline");
+        let plain = counts.give_to(&mut server.arms[0].start);
+        let counting = &counts.counting;
+        let observed = server.under_observation(0, |_, over| {
+            let from_ns = counting.now_ns();
+            let end_ns = from_ns.saturating_add(window.as_nanos() as u64);
+            while counting.now_ns() < end_ns && !over.load(Ordering::Relaxed) && !self.stopped() {
+                std::thread::sleep(GLANCE);
+            }
+            counting.stop();
+            (from_ns, counting.now_ns())
+        });
+        server.arms[0].start = plain;
+        self.printer.clear_line();
+        let (from_ns, to_ns) = observed.map_err(|error| {
+            Absence::new(Reason::NotFound, format!("the run in which calls are counted failed: {error}"))
+        })?;
+        let mut counted = counts.counting.finish()?;
+        counted.keep_rates_between(from_ns, to_ns);
+        Ok(counted)
+    }
+
+    /// What the counted calls cost with each arm that is another allocator, or a tunable of malloc.
+    fn replayed(&self, kind: &Kind, arms: &[Arm], counted: &Measured<Counted>) -> Measured<Replay> {
+        let counted = counted.as_ref().map_err(Clone::clone)?;
+        let prepared = match kind {
+            Kind::Batch(batch) => &batch.arms,
+            Kind::Server(server) => &server.arms,
+        };
+        let variant = |(arm, prepared): (&Arm, &Prepared)| predict::variant(arm, &prepared.start.env);
+        let variants: Vec<_> = arms.iter().zip(prepared).skip(BASELINES).filter_map(variant).collect();
+        if variants.is_empty() || self.stopped() {
+            let detail = "no arm is another allocator, or a tunable of malloc";
+            return Err(Absence::new(Reason::NotApplicable, detail));
+        }
+        self.printer.note("replaying the counted calls with each allocator: this takes some seconds");
+        calibrate::replay::measure(counted, &variants, self.keeper, self.interrupted)
     }
 
     /// `over` closes the window early.
@@ -699,6 +805,7 @@ impl Trial<'_> {
             rate_hz: None,
             // This run is not counted.
             closely: true,
+            counting: Err(not_counted()),
             output: None,
             prices: calibrate::cached(),
             readers: readers(),
@@ -733,6 +840,110 @@ impl Trial<'_> {
     }
 }
 
+/// Counts the calls of the baseline. The guard removes the folder of the counts, even if allocwall is killed.
+struct Counts {
+    counting: Counting,
+    _guard: Guard,
+}
+
+impl Counts {
+    /// Adds what counts to the environment of a start. Returns the start as it was.
+    fn give_to(&self, start: &mut Start) -> Start {
+        let plain = start.clone();
+        let variables = self.counting.environment().into_iter();
+        start.env.extend(variables.map(|(name, value)| (name, Some(value))));
+        plain
+    }
+}
+
+/// If the run of A′ failed, and that of A did not, counting is to blame: then the run of A stands for both.
+fn unless_failed(ran: &mut [Ran], counts: Measured<Counts>) -> Measured<Counts> {
+    let [first, counted, ..] = ran else { return counts };
+    match counted.failure.take() {
+        Some(failure) => {
+            *counted = first.clone();
+            let detail = format!("the command fails while its calls are counted: {failure}");
+            Err(Absence::new(Reason::NotApplicable, detail))
+        }
+        None => counts,
+    }
+}
+
+/// The rates of the time that the diagnosis of a command is about: from its start, at most the longest window.
+fn as_diagnosed(mut counted: Counted) -> Counted {
+    let window_ns = record::DEFAULT_WINDOW.as_nanos() as u64;
+    let from_ns = counted.processes.iter().map(|process| process.from_ns).min().unwrap_or(0);
+    if counted.length_ns.saturating_sub(from_ns) > window_ns {
+        counted.keep_rates_between(from_ns, from_ns.saturating_add(window_ns));
+    }
+    counted
+}
+
+/// What was measured for this arm: several arms may be one remedy with different values or libraries.
+fn of_arm(replayed: &Measured<Replay>, arm: &Arm) -> Measured<Replay> {
+    let mut replay = replayed.clone()?;
+    replay.variants.retain(|one| arm.parts.iter().any(|part| part.text == one.remedy));
+    Ok(replay)
+}
+
 /// A load's name, and its requests per second.
 type NamedRate = (String, f64);
 type Predicted = BTreeMap<String, allocwall_model::units::Interval>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use allocwall_model::allocations::Point;
+    use allocwall_model::replay::{ReplayCost, Replayed};
+    use allocwall_model::units::Interval;
+    use allocwall_sketches::recording;
+
+    #[test]
+    fn a_run_that_fails_only_while_it_is_counted_is_not_the_commands_fault() {
+        let run = |failure: Option<&str>| Ran { failure: failure.map(str::to_owned), ..Ran::default() };
+        let of = |first, second| {
+            let mut ran = [run(first), run(second)];
+            let counts = unless_failed(&mut ran, Err(not_counted())).err().expect("no counts");
+            (ran.map(|run| run.failure), counts.detail)
+        };
+        let (failures, why) = of(None, Some("signal 31"));
+        assert_eq!(failures, [None, None]);
+        assert!(why.contains("while its calls are counted: signal 31"), "{why}");
+        let both = Some("exit status 1".to_owned());
+        assert_eq!(of(both.as_deref(), both.as_deref()).0, [both.clone(), both.clone()]);
+        assert_eq!(of(None, None), ([None, None], not_counted().detail));
+    }
+
+    #[test]
+    fn a_long_run_has_the_rates_of_the_time_that_is_diagnosed() {
+        const SECOND_NS: u64 = 1_000_000_000;
+        let of = |seconds: u64| {
+            let mut counted = recording::counted(seconds, &[(100, 64)], 500, 0.0);
+            let point = |at: u64| Point {
+                t_ns: at * SECOND_NS,
+                over_ns: SECOND_NS,
+                calls: if at <= 15 { 100 } else { 10 },
+                ..Point::default()
+            };
+            counted.series = (1..=seconds).map(point).collect();
+            as_diagnosed(counted).per_second().map(|rates| (rates.over_s, rates.calls))
+        };
+        assert_eq!((of(60), of(10)), (Some((15.0, 100.0)), Some((10.0, 100.0))));
+    }
+
+    #[test]
+    fn an_arm_has_the_replay_of_its_own_library_and_value() {
+        let exact = Interval::exact(1.0);
+        let one = |remedy: &str| Replayed { remedy: remedy.into(), cost: exact, saved: exact, failed: None };
+        let replay = Ok(Replay {
+            present: ReplayCost { cost: exact, ready: exact, faults: exact },
+            variants: ["mimalloc@system", "mimalloc@bundled", "jemalloc"].map(one).into(),
+            calls: 1,
+            rounds: 5,
+        });
+        let arm = Arm::parse("mimalloc@bundled").expect("a remedy");
+        let own = of_arm(&replay, &arm).expect("measured").variants;
+        assert_eq!(own.iter().map(|one| one.remedy.as_str()).collect::<Vec<_>>(), ["mimalloc@bundled"]);
+        assert!(of_arm(&Err(not_counted()), &arm).is_err());
+    }
+}

@@ -10,6 +10,7 @@ use allocwall_host::clock;
 use allocwall_host::launch::Launched;
 use allocwall_host::proc::ProcFs;
 use allocwall_measure::record::{SHORTEST_WINDOW, Target};
+use allocwall_model::allocations::not_counted;
 use allocwall_model::recording::{Ended, Recording};
 use allocwall_model::units::count;
 use allocwall_report::series;
@@ -124,7 +125,8 @@ pub fn run(args: &Args, plan: &Plan, guard: Option<&Guard>, printer: &Printer) -
         let output = if keeps_files { default_output(printer) } else { None };
         keeps_files = output.is_some();
         let at_s = (clock::monotonic_ns() - began_ns) as f64 / 1e9;
-        let recorded = match record_window(args, next, plan.window, output, &interrupted, printer) {
+        let counting = Err(not_counted());
+        let recorded = match record_window(args, next, counting, plan.window, output, &interrupted, printer) {
             Ok(recorded) => recorded,
             Err(error) if series.windows.is_empty() => return Err(error.into()),
             Err(error) => {

@@ -1,6 +1,7 @@
 //! What several subcommands share.
 
 pub mod arms;
+pub mod counting;
 pub mod diagnosis;
 pub mod experiments;
 pub mod ground;

@@ -1,0 +1,299 @@
+//! What a remedy saves by a replay of the target's own counted calls on this machine ([`allocwall_model::replay`]).
+//!
+//! The replay says what a call costs with the present allocator and with another one, and the count says how many calls there are in
+//! a second of CPU time. The bill says what the target itself pays for them: its caches are colder than those of the replay, or it
+//! writes less of its blocks. So the saving is a range from what the replay saves to the same part of what the bill holds.
+
+use super::{
+    MAPPING, both, contended, has_own_heap, map_calls_of_malloc, percent, spinning, sum, touches_of_malloc,
+};
+use crate::context::Context;
+use allocwall_model::catalogue::cost::CostClass::{self, AllocatorCode, AllocatorLocks, BlockFilling};
+use allocwall_model::catalogue::remedies::{Change, Effect, Remedy};
+use allocwall_model::catalogue::walls::Wall;
+use allocwall_model::units::Interval;
+
+/// The bill and the replay are taken to be about the same calls if one of them is at most this many times the other. Beyond that the
+/// replay lacks what the target pays for, or has what it does not pay for. Our choice, like the next two: predictions made this way
+/// have not been compared with trials yet.
+const ALIKE: f64 = 4.0;
+/// The point is scaled by so much at most.
+const SCALED: f64 = 2.0;
+/// Where both are below this share of CPU time, their ratio is noise.
+const LITTLE: f64 = 0.01;
+
+/// The saving in the lines of the bill that belong to malloc, as a share of the target's CPU time; negative if the remedy costs more.
+pub(super) struct Replayed {
+    pub saved: Interval,
+    /// What malloc costs, of which that is saved.
+    of_lines: Interval,
+}
+
+impl Replayed {
+    /// None if there is no replay of the remedy, or if it is not about what the bill shows.
+    pub fn of(ctx: &Context, remedy: &Remedy) -> Option<Replayed> {
+        let replay = ctx.recording.replayed.as_ref().ok().filter(|_| acts_by_calls(remedy))?;
+        let variant = replay.of(remedy.key)?;
+        let per_cpu_ns = calls_per_cpu_ns(ctx)?;
+        let of_lines = lines_of_malloc(ctx, remedy)?;
+        let own_ns = (replay.present.cost.point - replay.present.ready.point).max(0.0);
+        let scale = scale(of_lines, own_ns * per_cpu_ns, contended(ctx))?;
+        let saved = ranged(variant.saved.scaled(per_cpu_ns), scale);
+        // It saves no more than there is.
+        let saved = Interval::new(
+            saved.low.min(of_lines.low),
+            saved.point.min(of_lines.point),
+            saved.high.min(of_lines.high),
+        );
+        let saved = if contended(ctx) { sum(&[saved, spinning(ctx)?]) } else { saved };
+        Some(Replayed { saved, of_lines })
+    }
+
+    /// How the gain was predicted.
+    pub fn basis(&self) -> String {
+        let share = percent(self.of_lines.point);
+        format!(
+            "{share} of CPU for malloc: the calls of this program, replayed with each allocator on this machine"
+        )
+    }
+}
+
+/// Whether the remedy changes the cost of calls of malloc alone.
+fn acts_by_calls(remedy: &Remedy) -> bool {
+    match remedy.effect {
+        Effect::Swap | Effect::DeeperCache | Effect::OwnArenas | Effect::ArenaInsteadOfMap => true,
+        Effect::HugeTouch => {
+            let of_malloc = |change: &Change| matches!(change, Change::Tunable(..) | Change::Pages(_));
+            remedy.start.is_some_and(|start| start.applied.iter().all(of_malloc))
+        }
+        Effect::Populate
+        | Effect::AtMost(..)
+        | Effect::FewerCollections(_)
+        | Effect::ForkCopy(_)
+        | Effect::Unknown(_)
+        | Effect::NotCpu(_) => false,
+    }
+}
+
+/// Allocations and reallocs for each nanosecond of the target's CPU time.
+fn calls_per_cpu_ns(ctx: &Context) -> Option<f64> {
+    // It is about the process that the rungs judge.
+    ctx.counted()?;
+    let counted = ctx.recording.counted.as_ref().ok()?;
+    let calls = counted.calls();
+    let per_s = counted.rate_of(calls.allocations().saturating_add(calls.reallocs()) as f64)?;
+    (per_s > 0.0 && ctx.cpu_rate > 0.0).then(|| per_s / ctx.cpu_rate / 1e9)
+}
+
+/// The lines of malloc itself, with the blocks that calloc fills and realloc copies.
+const OWN: &[CostClass] = &[AllocatorCode, AllocatorLocks, BlockFilling];
+
+/// All that the target pays for its malloc, as a share of its CPU time.
+fn lines_of_malloc(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
+    let share = |lines: &[CostClass]| ctx.cpu(lines).map(|sum| sum.share).ok();
+    // A runtime fills blocks of its own, too.
+    let own = if has_own_heap(ctx) { &[AllocatorCode, AllocatorLocks][..] } else { OWN };
+    Some(sum(&[
+        share(own)?,
+        both(share(MAPPING)?, map_calls_of_malloc(ctx)),
+        both(share(Wall::FirstTouch.lines())?, touches_of_malloc(ctx, remedy)),
+    ]))
+}
+
+/// By how much the bill is larger than the replay. None if they are not about the same.
+fn scale(bill: Interval, replay: f64, contended: bool) -> Option<Interval> {
+    if bill.high < LITTLE && replay < LITTLE {
+        return Some(Interval::exact(1.0));
+    }
+    if bill.point <= 0.0 || replay <= 0.0 {
+        return None;
+    }
+    let scale = bill.scaled(1.0 / replay);
+    // Threads may contend much more in the target, which also waits for locks of its own.
+    let most = if contended { SCALED } else { ALIKE };
+    (1.0 / ALIKE..=most).contains(&scale.point).then_some(scale)
+}
+
+/// From the saving of the replay to the scaled one.
+fn ranged(saved: Interval, scale: Interval) -> Interval {
+    let point = saved.point * scale.point.clamp(1.0 / SCALED, SCALED);
+    let scales = [1.0, scale.low.max(0.0), scale.high];
+    let ends = |end: f64| scales.map(|scale| end * scale);
+    let low = ends(saved.low).into_iter().fold(point, f64::min);
+    let high = ends(saved.high).into_iter().fold(point, f64::max);
+    Interval::new(low, point, high)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{change, prediction};
+    use super::*;
+    use crate::testing::{Subject, WINDOW_S, absent, computing};
+    use allocwall_model::catalogue::cost::CostClass::{FaultPath, MapCalls, Zeroing};
+    use allocwall_model::catalogue::owners::Owner;
+    use allocwall_model::catalogue::remedies::find;
+    use allocwall_model::replay::{Replay, ReplayCost};
+    use allocwall_model::units::{Absence, Reason};
+
+    /// Around a value of the replay: 5 % to both sides.
+    fn around(value: f64) -> Interval {
+        Interval::new(value - value.abs() * 0.05, value, value + value.abs() * 0.05)
+    }
+
+    /// A program with 100,000 blocks a second, one of which takes 1,000 ns in all, 200 of them to write it. So malloc takes 8 % of CPU
+    /// time in the replay. Each variant saves these nanoseconds a block.
+    fn replayed(subject: Subject, saved_ns: &[(&str, f64)]) -> Subject {
+        replayed_with(subject, 100_000, saved_ns)
+    }
+
+    /// The same with more blocks a second, which take less time each.
+    fn replayed_with(mut subject: Subject, per_s: u64, saved_ns: &[(&str, f64)]) -> Subject {
+        let window_s = WINDOW_S as u64;
+        subject.recording.counted =
+            Ok(allocwall_sketches::recording::counted(window_s, &[(per_s * window_s, 64)], 1_000, 0.0));
+        let cost = |ns: f64| around(ns * 100_000.0 / per_s as f64);
+        let variant = |(remedy, saved): &(&str, f64)| allocwall_model::replay::Replayed {
+            remedy: (*remedy).into(),
+            cost: cost(1_000.0 - saved),
+            saved: cost(*saved),
+            failed: None,
+        };
+        subject.recording.replayed = Ok(Replay {
+            present: ReplayCost { cost: cost(1_000.0), ready: cost(200.0), faults: Interval::exact(0.0) },
+            variants: saved_ns.iter().map(variant).collect(),
+            calls: 100_000,
+            rounds: 5,
+        });
+        subject
+    }
+
+    /// Malloc has this share of CPU time.
+    fn calling(share: f64) -> Subject {
+        let mut subject = computing();
+        subject.shares(&[(AllocatorCode, share)]).malloc_leaves(Some("_int_malloc"), 200);
+        subject
+    }
+
+    fn change_of(subject: &Subject, key: &str) -> Option<Interval> {
+        change(&subject.recording, &subject.bill, find(key).expect(key))
+    }
+
+    /// A buffer that realloc grows: glibc moves its pages, other allocators copy it.
+    #[test]
+    fn an_allocator_that_costs_more_in_the_replay_is_predicted_to_cost_more() {
+        let subject = replayed(calling(0.08), &[("mimalloc", -1_900.0), ("tcmalloc", 600.0)]);
+        let dearer = change_of(&subject, "mimalloc").unwrap();
+        assert!((dearer.point - 0.19).abs() < 0.01 && dearer.low > 0.15, "{dearer:?}");
+        let cheaper = change_of(&subject, "tcmalloc").unwrap();
+        assert!((cheaper.point + 0.06).abs() < 0.01 && cheaper.high < -0.04, "{cheaper:?}");
+        // Another allocator was not replayed: the ranges of other programs hold.
+        let ranged = change_of(&subject, "jemalloc").unwrap();
+        assert_eq!(Some(ranged), change_of(&calling(0.08), "jemalloc"));
+    }
+
+    #[test]
+    fn the_basis_says_where_a_prediction_comes_from() {
+        let basis = |subject: &Subject| {
+            let ctx = Context::new(&subject.recording, &subject.bill);
+            prediction(&ctx, find("tcmalloc").unwrap()).basis
+        };
+        let words = "the calls of this program, replayed with each allocator on this machine";
+        assert!(basis(&replayed(calling(0.08), &[("tcmalloc", 600.0)])).ends_with(words));
+        assert!(!basis(&calling(0.08)).contains("replayed"));
+    }
+
+    #[test]
+    fn the_bill_scales_a_saving_and_limits_it() {
+        let saved = |share: f64, saved_ns: f64| {
+            let subject = replayed(calling(share), &[("tcmalloc", saved_ns)]);
+            let ctx = Context::new(&subject.recording, &subject.bill);
+            Replayed::of(&ctx, find("tcmalloc").unwrap()).map(|replayed| replayed.saved)
+        };
+        // The replay saves 4 of 8 %. The bill has 16, 8, 4 and 24 % for the same.
+        let twice = saved(0.16, 400.0).unwrap();
+        assert!((twice.point - 0.08).abs() < 0.005 && twice.low < 0.04, "{twice:?}");
+        let same = saved(0.08, 400.0).unwrap();
+        assert!((same.point - 0.04).abs() < 0.002 && same.high - same.low < 0.02, "{same:?}");
+        let half = saved(0.04, 400.0).unwrap();
+        assert!((half.point - 0.02).abs() < 0.002 && half.high > 0.035, "{half:?}");
+        let three = saved(0.24, 400.0).unwrap();
+        assert!((three.point - 0.08).abs() < 0.005 && three.high > 0.115, "{three:?}");
+        // Never more than there is.
+        let all = saved(0.04, 790.0).unwrap();
+        assert!(all.high < 0.046 && all.point < 0.041, "{all:?}");
+    }
+
+    #[test]
+    fn a_replay_that_is_not_about_what_the_bill_shows_is_not_used() {
+        let used = |subject: &Subject| {
+            let ctx = Context::new(&subject.recording, &subject.bill);
+            Replayed::of(&ctx, find("tcmalloc").unwrap()).is_some()
+        };
+        let at = |share: f64| used(&replayed(calling(share), &[("tcmalloc", 400.0)]));
+        assert!(at(0.03) && at(0.3));
+        assert!(!at(0.012) && !at(0.4));
+        let other = |spoil: fn(&mut Subject)| {
+            let mut subject = replayed(calling(0.08), &[("tcmalloc", 400.0)]);
+            spoil(&mut subject);
+            used(&subject)
+        };
+        assert!(other(|_| ()));
+        assert!(!other(|subject| subject.recording.replayed = Err(absent())));
+        assert!(!other(|subject| subject.recording.counted = Err(absent())));
+        assert!(!other(|subject| subject.process().exe = Ok("/bin/sh".into())));
+        assert!(!other(|subject| {
+            let replay = subject.recording.replayed.as_mut().unwrap();
+            replay.variants[0].failed = Some(Absence::new(Reason::NotFound, "no such library"));
+        }));
+    }
+
+    /// Without a replay, nothing shows what other addresses are worth, if calls are many and cheap.
+    #[test]
+    fn many_cheap_calls_are_predictable_with_a_replay() {
+        let cheap = || {
+            let mut subject = computing();
+            subject.shares(&[(AllocatorCode, 0.08)]).malloc_leaves(Some("malloc"), 200);
+            subject
+        };
+        assert_eq!(change_of(&cheap(), "tcmalloc"), None);
+        // 40 ns for each block, of which few are in use at a time.
+        let subject = replayed_with(cheap(), 2_000_000, &[("tcmalloc", 400.0)]);
+        let known = change_of(&subject, "tcmalloc").unwrap();
+        assert!((known.point + 0.04).abs() < 0.01, "{known:?}");
+    }
+
+    /// The work of the kernel for malloc is part of what a call costs.
+    #[test]
+    fn kernel_work_for_malloc_counts_and_that_for_others_does_not() {
+        let touching = |owner: Owner| {
+            let mut subject = computing();
+            subject.shares(&[(AllocatorCode, 0.01), (FaultPath, 0.05), (Zeroing, 0.02), (MapCalls, 0.001)]);
+            subject.map_call("do_mmap", owner == Owner::MappedBlock, 300);
+            subject.faulted(Wall::FirstTouch, &[(owner, 1.0)]);
+            let subject = replayed(subject, &[("glibc-keep-memory", 700.0)]);
+            let ctx = Context::new(&subject.recording, &subject.bill);
+            Replayed::of(&ctx, find("glibc-keep-memory").unwrap()).map(|replayed| replayed.saved)
+        };
+        let of_malloc = touching(Owner::MappedBlock).unwrap();
+        assert!((of_malloc.point - 0.07).abs() < 0.005, "{of_malloc:?}");
+        // Malloc takes 1 % here, and 8 % in the replay.
+        assert!(touching(Owner::Private).is_none());
+    }
+
+    #[test]
+    fn only_remedies_of_malloc_itself_are_replayed() {
+        for (key, expected) in [
+            ("jemalloc", true),
+            ("glibc-keep-memory", true),
+            ("glibc-hugetlb", true),
+            ("glibc-tcache-count", true),
+            ("glibc-arenas-free", true),
+            ("thp-always", false),
+            ("mimalloc-thp", false),
+            ("jvm-thp", false),
+            ("pool", false),
+        ] {
+            assert_eq!(acts_by_calls(find(key).unwrap()), expected, "{key}");
+        }
+    }
+}

@@ -1,0 +1,433 @@
+//! What a program's calls of its allocator cost with other allocators on this machine.
+//!
+//! The mix of counted calls ([`Mix`]) is played by `allocwall replay`, a child process for each measurement, so that each one begins
+//! with a heap, an address space and an allocator of its own. Rounds measure the present allocator and all variants in random order,
+//! from the same plan, so that drift and other work on the machine affect all of them alike. A difference is taken within a round.
+//!
+//! The present allocator is the file that served the counted calls, with the settings in the environment of allocwall itself: those
+//! that the command alone was given (`env NAME=VALUE CMD`) are not known here.
+
+mod child;
+mod plan;
+
+pub use child::{Options, Refused, play};
+
+use allocwall_host::facts::Machine;
+use allocwall_host::{memory, topology};
+use allocwall_model::allocations::Counted;
+use allocwall_model::catalogue::modules::{ModuleRole, role_of_library};
+use allocwall_model::replay::{Mix, Played, Replay, ReplayCost, Replayed};
+use allocwall_model::stats::median_interval;
+use allocwall_model::stats::random::Random;
+use allocwall_model::units::{Absence, Interval, Measured, Reason};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io::{self, Seek, Write};
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// The most bytes of blocks at the same time, and the largest part of the memory that is available.
+const MOST_MEMORY: u64 = 1 << 30;
+const MEMORY_PART: u64 = 4;
+/// A child with more resident memory is ended: an allocator may take some times the bytes of the blocks.
+const MOST_RESIDENT: u64 = 4;
+const LEAST_ROUNDS: usize = 5;
+const MOST_ROUNDS: usize = 9;
+/// Time for each variant, and for the present allocator. No round begins later, unless there are too few.
+const TIME_EACH: Duration = Duration::from_millis(800);
+/// After this multiple of that time, there are no more rounds at all.
+const PATIENCE: u32 = 3;
+/// A child that takes longer is ended.
+const CHILD_TIME: Duration = Duration::from_secs(4);
+/// The longest output of a child, and the longest reason that is quoted.
+const OUTPUT: u64 = 64 << 10;
+const QUOTED: usize = 200;
+const POLLED: Duration = Duration::from_millis(2);
+
+/// Another allocator, or other settings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Variant {
+    /// The remedy as the user writes it.
+    pub remedy: String,
+    /// Variables that it sets, with their whole values, as LD_PRELOAD and GLIBC_TUNABLES.
+    pub env: Vec<(OsString, OsString)>,
+}
+
+/// Replays the counted calls with the present allocator and with each variant: for about 0.8 s each, with up to one CPU for each
+/// thread that allocates. `own`: the path of allocwall. The target should have ended.
+///
+/// # Errors
+/// The calls can't be replayed ([`Mix::of`], an allocator that is part of the program), the present allocator could not be measured,
+/// or the user interrupted.
+pub fn measure(
+    counted: &Counted,
+    variants: &[Variant],
+    own: &Path,
+    interrupted: &AtomicBool,
+) -> Measured<Replay> {
+    let cpus = topology::allowed_cpus()?.len();
+    let mix = Mix::of(counted)?.on_cpus(cpus);
+    let memory = (memory::headroom(&Machine::live())? / MEMORY_PART).min(MOST_MEMORY);
+    let json = serde_json::to_vec(&mix)
+        .map_err(|error| Absence::new(Reason::NotSupported, format!("the mix of calls: {error}")))?;
+    let bench = Bench { own, present: present(counted)?, json, memory, interrupted };
+    let mut found: Vec<Series> = variants.iter().map(|_| Series::default()).collect();
+    let mut present = Series::default();
+    let time = TIME_EACH * (variants.len() as u32 + 1);
+    let began = Instant::now();
+    let mut random = Random::new(1);
+    for round in 0..MOST_ROUNDS {
+        let passed = began.elapsed();
+        if passed >= time * PATIENCE || passed >= time && round >= LEAST_ROUNDS {
+            break;
+        }
+        bench.round(round, variants, &mut present, &mut found, &mut random)?;
+    }
+    let rounds = present.0.len();
+    if rounds < LEAST_ROUNDS {
+        let detail = format!("{rounds} rounds of the replay took {} s", began.elapsed().as_secs());
+        return Err(Absence::new(Reason::TooCostly, detail).mend("replay on a less busy machine"));
+    }
+    let variants = variants.iter().zip(found).map(|(variant, series)| series.against(&present, variant));
+    Ok(Replay {
+        variants: variants.collect(),
+        calls: present.0.iter().flatten().map(|played| played.calls).next_back().unwrap_or(0),
+        rounds: rounds as u32,
+        present: present.cost(),
+    })
+}
+
+/// The variables with which a child has the target's present allocator.
+fn present(counted: &Counted) -> Measured<Vec<(OsString, OsString)>> {
+    let process =
+        counted.processes.first().ok_or_else(|| Absence::new(Reason::TooLittle, "no process was counted"))?;
+    let allocator = process.allocator.as_ref().map_err(Clone::clone)?;
+    if is_libc(allocator) {
+        return Ok(Vec::new());
+    }
+    if process.program.as_ref() == Ok(allocator) {
+        let detail = format!("{allocator} contains its allocator, which a replay can't load");
+        return Err(Absence::new(Reason::NotApplicable, detail));
+    }
+    if !Path::new(allocator).is_file() {
+        let detail = format!("the target's allocator {allocator} is not a file that a replay can load");
+        return Err(Absence::new(Reason::NotFound, detail));
+    }
+    let mut preload = OsString::from(allocator);
+    if let Some(own) = std::env::var_os("LD_PRELOAD").filter(|own| !own.is_empty()) {
+        preload.push(":");
+        preload.push(own);
+    }
+    Ok(vec![("LD_PRELOAD".into(), preload)])
+}
+
+fn is_libc(file: &str) -> bool {
+    role_of_library(file.rsplit('/').next().unwrap_or(file)) == Some(ModuleRole::Libc)
+}
+
+/// The measurements of one allocator, one for each round.
+#[derive(Default)]
+struct Series(Vec<Measured<Played>>);
+
+impl Series {
+    /// Why no further round makes sense.
+    fn failure(&self) -> Option<&Absence> {
+        self.0.iter().find_map(|played| played.as_ref().err())
+    }
+
+    fn cost(&self) -> ReplayCost {
+        let of = |value: fn(&Played) -> f64| {
+            let values: Vec<f64> = self.0.iter().flatten().map(value).collect();
+            median_interval(&values).unwrap_or(Interval::exact(0.0))
+        };
+        ReplayCost {
+            cost: of(|played| played.cost_ns),
+            ready: of(|played| played.ready_ns.unwrap_or(0.0)),
+            faults: of(|played| played.faults),
+        }
+    }
+
+    /// The same as a variant of `present`.
+    fn against(&self, present: &Series, variant: &Variant) -> Replayed {
+        let both = present.0.iter().zip(&self.0);
+        let saved: Vec<f64> = both
+            .filter_map(|(before, after)| Some(before.as_ref().ok()?.cost_ns - after.as_ref().ok()?.cost_ns))
+            .collect();
+        let nothing = Interval::exact(0.0);
+        let (cost, saved) = match self.failure() {
+            Some(_) => (nothing, nothing),
+            None => (self.cost().cost, median_interval(&saved).unwrap_or(nothing)),
+        };
+        Replayed { remedy: variant.remedy.clone(), cost, saved, failed: self.failure().cloned() }
+    }
+}
+
+/// What all measurements share.
+struct Bench<'a> {
+    own: &'a Path,
+    /// Variables of the present allocator. Those of a variant come after them.
+    present: Vec<(OsString, OsString)>,
+    json: Vec<u8>,
+    memory: u64,
+    interrupted: &'a AtomicBool,
+}
+
+impl Bench<'_> {
+    /// Measures all that has not failed yet, in random order.
+    ///
+    /// # Errors
+    /// The present allocator can't be measured, or the user interrupted.
+    fn round(
+        &self,
+        round: usize,
+        variants: &[Variant],
+        present: &mut Series,
+        found: &mut [Series],
+        random: &mut Random,
+    ) -> Measured<()> {
+        let seed = round as u64 + 1;
+        let mut order: Vec<Option<usize>> = (0..variants.len()).map(Some).chain([None]).collect();
+        random.shuffle(&mut order);
+        for which in order {
+            match which {
+                None => present.0.push(Ok(self.measured(seed, None)?)),
+                Some(nth) if found[nth].failure().is_some() => {}
+                Some(nth) => found[nth].0.push(self.measured(seed, Some(&variants[nth]))),
+            }
+            if self.interrupted.load(Ordering::Relaxed) {
+                return Err(Absence::new(Reason::TooLittle, "you interrupted the replay"));
+            }
+        }
+        Ok(())
+    }
+
+    fn measured(&self, seed: u64, variant: Option<&Variant>) -> Measured<Played> {
+        let own_env = variant.map_or(&[][..], |variant| &variant.env[..]);
+        let env: Vec<&(OsString, OsString)> = self.present.iter().chain(own_env).collect();
+        let failed = |error: io::Error| Absence::new(Reason::NotPermitted, format!("a replay: {error}"));
+        let (output, errors) = (sealed().map_err(failed)?, sealed().map_err(failed)?);
+        let mut command = Command::new(self.own);
+        command
+            .args(["replay", "--seed", &seed.to_string(), "--memory", &self.memory.to_string()])
+            .args(variant.is_none().then_some("--ready"))
+            .envs(env.iter().map(|(name, value)| (name, value)))
+            .stdin(input(&self.json).map_err(failed)?)
+            .stdout(output.try_clone().map_err(failed)?)
+            .stderr(errors.try_clone().map_err(failed)?)
+            // Ctrl-C must reach the parent only.
+            .process_group(0);
+        let child = Running(command.spawn().map_err(failed)?);
+        let status = self.wait(child)?;
+        if !status.success() {
+            return Err(ended(status, &first_line(&errors)));
+        }
+        let played: Played = serde_json::from_str(&first_line(&output)).map_err(|error| {
+            Absence::new(Reason::Unparsable, format!("a replay wrote no result: {error}"))
+        })?;
+        let numbers = [played.cost_ns, played.faults, played.ready_ns.unwrap_or(0.0)];
+        if played.calls == 0 || !numbers.into_iter().all(|number| number.is_finite() && number >= 0.0) {
+            return Err(Absence::new(Reason::Unparsable, "a replay wrote a result without numbers"));
+        }
+        let preload =
+            env.iter().rev().find(|(name, _)| name == "LD_PRELOAD").map(|(_, value)| value.as_os_str());
+        served(played.allocator.as_deref(), preload)?;
+        Ok(played)
+    }
+
+    fn wait(&self, mut child: Running) -> Measured<ExitStatus> {
+        let deadline = Instant::now() + CHILD_TIME;
+        let most_bytes = self.memory.saturating_mul(MOST_RESIDENT);
+        loop {
+            let ended = child.0.try_wait();
+            let ended =
+                ended.map_err(|error| Absence::new(Reason::Vanished, format!("a replay: {error}")))?;
+            if let Some(status) = ended {
+                return Ok(status);
+            }
+            if self.interrupted.load(Ordering::Relaxed) {
+                return Err(Absence::new(Reason::TooLittle, "you interrupted the replay"));
+            }
+            if Instant::now() >= deadline {
+                let detail = format!("a replay took more than {} s", CHILD_TIME.as_secs());
+                return Err(Absence::new(Reason::TooCostly, detail));
+            }
+            if resident_bytes(child.0.id()).is_some_and(|bytes| bytes > most_bytes) {
+                let detail = format!("a replay used more than {} MiB of memory", most_bytes >> 20);
+                return Err(Absence::new(Reason::TooCostly, detail));
+            }
+            std::thread::sleep(POLLED);
+        }
+    }
+}
+
+/// A child that is killed when it is dropped.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Both fail only if it has been waited for.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A file in memory with these bytes. A pipe could keep the parent waiting for a child that does not read.
+fn input(bytes: &[u8]) -> io::Result<File> {
+    let mut file = File::from(memfd_create("allocwall-mix", MemfdFlags::CLOEXEC)?);
+    file.write_all(bytes)?;
+    file.rewind()?;
+    Ok(file)
+}
+
+/// A file in memory that can't grow, full of zeros.
+fn sealed() -> io::Result<File> {
+    let file = memfd_create("allocwall-replay", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    ftruncate(&file, OUTPUT)?;
+    fcntl_add_seals(&file, SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL)?;
+    Ok(file.into())
+}
+
+/// What was written there, up to the end of the first line.
+fn first_line(file: &File) -> String {
+    let mut bytes = vec![0; OUTPUT as usize];
+    let read = file.read_at(&mut bytes, 0).unwrap_or(0);
+    let line = bytes[..read].split(|byte| matches!(byte, 0 | b'\n')).next().unwrap_or_default();
+    String::from_utf8_lossy(line).into_owned()
+}
+
+fn ended(status: ExitStatus, line: &str) -> Absence {
+    let said: String = line.trim_start_matches("error: ").chars().take(QUOTED).collect();
+    let detail = match status.signal() {
+        Some(signal) => format!("the replay was killed by signal {signal}"),
+        None if said.is_empty() => format!("the replay ended with {status}"),
+        None => said,
+    };
+    Absence::new(Reason::NotSupported, detail)
+}
+
+/// Whether malloc belonged to a file of this LD_PRELOAD, or without one to the C library.
+fn served(by: Option<&str>, preload: Option<&OsStr>) -> Measured<()> {
+    let Some(by) = by else {
+        let why = "this build of allocwall is statically linked, so it can't load another allocator";
+        return Err(Absence::new(Reason::NotSupported, why));
+    };
+    let preload = preload.map(OsStr::to_string_lossy).unwrap_or_default();
+    let files = || preload.split([':', ' ']).filter(|file| !file.is_empty());
+    let path = |file: &str| fs::canonicalize(file).ok();
+    let is_it = |file: &str| file == by || path(file).is_some_and(|file| path(by) == Some(file));
+    let role = |file: &str| role_of_library(file.rsplit('/').next().unwrap_or(file));
+    // Other libraries change nothing here.
+    let is_allocator = |file: &str| matches!(role(file), Some(ModuleRole::Allocator(_)));
+    if files().any(is_it) || is_libc(by) && !files().any(is_allocator) {
+        return Ok(());
+    }
+    let wanted = if preload.is_empty() { "the C library" } else { &*preload };
+    let detail = format!("malloc of the replay belonged to {by}, not to {wanted}");
+    Err(Absence::new(Reason::NotSupported, detail))
+}
+
+fn resident_bytes(pid: u32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+    let pages: u64 = text.split_whitespace().nth(1)?.parse().ok()?;
+    Some(pages * rustix::param::page_size() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn played(cost_ns: f64) -> Measured<Played> {
+        Ok(Played { calls: 10, cost_ns, faults: 0.5, ready_ns: Some(2.0), allocator: None })
+    }
+
+    fn variant() -> Variant {
+        Variant { remedy: "jemalloc".into(), env: vec![] }
+    }
+
+    #[test]
+    fn savings_are_differences_within_a_round() {
+        // The machine becomes slower and slower.
+        let present = Series((0..5).map(|round| played(100.0 + 50.0 * f64::from(round))).collect());
+        let cheaper = Series((0..5).map(|round| played(60.0 + 50.0 * f64::from(round))).collect());
+        let found = cheaper.against(&present, &variant());
+        assert_eq!((found.saved, found.failed), (Interval::exact(40.0), None));
+        assert_eq!(found.cost, Interval::new(60.0, 160.0, 260.0));
+        // Exchanged, it costs more.
+        assert_eq!(present.against(&cheaper, &variant()).saved, Interval::exact(-40.0));
+        let ReplayCost { cost, ready, faults } = present.cost();
+        assert_eq!((cost.point, ready, faults), (200.0, Interval::exact(2.0), Interval::exact(0.5)));
+    }
+
+    #[test]
+    fn a_variant_that_failed_once_has_no_saving() {
+        let present = Series((0..5).map(|_| played(100.0)).collect());
+        let why = Absence::new(Reason::TooCostly, "a replay took more than 4 s");
+        let mut series = Series(vec![played(50.0), Err(why.clone())]);
+        let found = series.against(&present, &variant());
+        assert_eq!((found.failed, found.saved), (Some(why), Interval::exact(0.0)));
+        series.0.pop();
+        assert_eq!(series.against(&present, &variant()).saved.point, 50.0);
+    }
+
+    #[test]
+    fn a_library_that_was_not_loaded_is_noticed() {
+        let libc = "/lib/x86_64-linux-gnu/libc.so.6";
+        for (by, preload, holds) in [
+            (libc, None, true),
+            (libc, Some(libc), true),
+            (libc, Some("/opt/libtrace.so"), true),
+            (libc, Some("/opt/libjemalloc.so.2"), false),
+            ("/opt/libjemalloc.so.2", Some("/opt/libtrace.so:/opt/libjemalloc.so.2"), true),
+            ("/opt/libjemalloc.so.2", None, false),
+            ("/opt/libjemalloc.so.2", Some("/opt/libmimalloc.so"), false),
+            ("/usr/bin/allocwall", None, false),
+        ] {
+            assert_eq!(served(Some(by), preload.map(OsStr::new)).is_ok(), holds, "{by} {preload:?}");
+        }
+        assert_eq!(served(None, None).unwrap_err().reason, Reason::NotSupported);
+    }
+
+    #[test]
+    fn output_is_limited_and_its_first_line_is_the_result() {
+        let mut file = sealed().unwrap();
+        assert_eq!(first_line(&file), "");
+        file.write_all(b"result\nmore").unwrap();
+        assert_eq!(first_line(&file), "result");
+        assert!(file.write_all_at(&[b'x'; 2], OUTPUT - 1).is_err());
+        file.write_all_at(&vec![b'x'; OUTPUT as usize], 0).unwrap();
+        assert_eq!(first_line(&file).len(), OUTPUT as usize);
+        let mut input = input(b"a mix").unwrap();
+        let mut text = String::new();
+        io::Read::read_to_string(&mut input, &mut text).unwrap();
+        assert_eq!(text, "a mix");
+    }
+
+    #[test]
+    fn a_child_that_failed_says_why() {
+        let of = |script: &str| Command::new("/bin/sh").args(["-c", script]).status().unwrap();
+        assert_eq!(ended(of("exit 1"), "error: no memory").detail, "no memory");
+        assert_eq!(ended(of("exit 3"), "").detail, "the replay ended with exit status: 3");
+        assert_eq!(ended(of("kill -KILL $$"), "x").detail, "the replay was killed by signal 9");
+    }
+
+    fn wait(script: &str, memory: u64, interrupted: bool) -> Measured<ExitStatus> {
+        let child = Running(Command::new("/bin/sh").args(["-c", script]).spawn().unwrap());
+        let interrupted = AtomicBool::new(interrupted);
+        let json = Vec::new();
+        let bench = Bench { own: Path::new("/"), present: vec![], json, memory, interrupted: &interrupted };
+        bench.wait(child)
+    }
+
+    #[test]
+    fn children_that_take_too_much_are_ended() {
+        assert!(wait("exit 0", MOST_MEMORY, false).unwrap().success());
+        // A sleeping shell has some hundred KiB.
+        assert_eq!(wait("exec sleep 100", 1, false).unwrap_err().reason, Reason::TooCostly);
+        assert_eq!(wait("exec sleep 100", MOST_MEMORY, true).unwrap_err().reason, Reason::TooLittle);
+    }
+}

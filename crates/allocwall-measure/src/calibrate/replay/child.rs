@@ -1,0 +1,118 @@
+//! The child process of a replay: reads a mix, plans its calls, plays them, and says what they cost.
+
+use super::plan::Plan;
+use allocwall_host::libc_malloc::owner_of_malloc;
+use allocwall_host::replay::{Length, Passes, Source};
+use allocwall_model::replay::{Mix, Played};
+use std::io::{self, Read};
+
+/// The longest mix that is read.
+const INPUT: u64 = 4 << 20;
+/// The CPU time of a measurement, at least. With it, the clock and the start of the measurement do not matter.
+const LEAST_CPU_NS: u64 = 60_000_000;
+
+/// How a mix is played.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Of the plan.
+    pub seed: u64,
+    /// Bytes that blocks may take at the same time.
+    pub memory: u64,
+    /// Also measures the replay without an allocator.
+    pub ready: bool,
+}
+
+/// Why a mix was not played.
+#[derive(Debug)]
+pub enum Refused {
+    /// It is no mix.
+    Input(String),
+    /// The allocator has no memory, or the system no thread.
+    Failed(io::Error),
+}
+
+/// Plays the mix, in JSON, with the allocator of this process. The process should have done little else before, and end soon after:
+/// the memory of the plan is not freed.
+///
+/// # Errors
+/// See [`Refused`].
+pub fn play(input: impl Read, options: &Options) -> Result<Played, Refused> {
+    let mix = read(input)?;
+    let plan = Plan::of(&mix, options.seed, options.memory);
+    if plan.calls == 0 {
+        return Err(Refused::Input("it has no call".to_owned()));
+    }
+    let length = if mix.grows { Length::Once } else { Length::Steady { least_cpu_ns: LEAST_CPU_NS } };
+    let played = |source| -> Result<(u64, Passes), Refused> {
+        let passes = allocwall_host::replay::play(&plan.lanes, source, length).map_err(Refused::Failed)?;
+        Ok((passes.passes * plan.calls, passes))
+    };
+    let (calls, passes) = played(Source::Allocator)?;
+    let per_call = |part: u64, calls: u64| part as f64 / calls.max(1) as f64;
+    let ready_ns = match options.ready {
+        true => {
+            let (calls, passes) = played(Source::Ready)?;
+            Some(per_call(passes.cpu_ns, calls))
+        }
+        false => None,
+    };
+    std::mem::forget(plan);
+    Ok(Played {
+        calls,
+        cost_ns: per_call(passes.cpu_ns, calls),
+        faults: per_call(passes.faults, calls),
+        ready_ns,
+        allocator: owner_of_malloc(),
+    })
+}
+
+fn read(input: impl Read) -> Result<Mix, Refused> {
+    // Small, unless the input is no mix of ours: a large block that is freed would change glibc's thresholds.
+    let mut bytes = Vec::new();
+    input.take(INPUT).read_to_end(&mut bytes).map_err(|error| Refused::Input(error.to_string()))?;
+    let mix: Mix = serde_json::from_slice(&bytes).map_err(|error| Refused::Input(error.to_string()))?;
+    mix.check().map_err(|why| Refused::Input(why.to_owned()))?;
+    std::mem::forget(bytes);
+    Ok(mix)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIX: &str = r#"{
+        "lanes": [{"allocates": 1.0, "frees": 1.0, "main": false, "blocks_per_thread": null}],
+        "sizes": [[64, 0.9], [5000, 0.1]],
+        "fates": [{"band": 2, "zeroed": 0.5, "fates": [{"share": 1.0, "end": "freed", "age": [1.0, 9.0]}]}],
+        "resized_from": [], "resized_to": [], "kept": [[100, 5.0]],
+        "batch": {"blocks": 50.0, "order": "youngest_first"}, "grows": false, "blocks": 1000
+    }"#;
+    const OPTIONS: Options = Options { seed: 1, memory: 64 << 20, ready: true };
+
+    #[test]
+    fn a_mix_is_played_with_this_processs_allocator() {
+        let played = play(MIX.as_bytes(), &OPTIONS).unwrap();
+        let ready_ns = played.ready_ns.unwrap();
+        assert!(played.calls > 10_000 && played.cost_ns > 1.0 && ready_ns > 0.5, "{played:?}");
+        assert!(played.cost_ns < 1e6 && played.faults < 100.0, "{played:?}");
+        let once = MIX.replace("\"grows\": false", "\"grows\": true");
+        let played = play(once.as_bytes(), &Options { ready: false, ..OPTIONS }).unwrap();
+        assert_eq!((played.calls, played.ready_ns), (1000, None));
+    }
+
+    #[test]
+    fn what_is_no_mix_is_refused() {
+        for (from, to, why) in [
+            ("\"lanes\"", "\"lines\"", "lanes"),
+            ("64, 0.9", "64, -0.9", "its sizes"),
+            ("\"band\": 2", "\"band\": 200", "its lifetimes"),
+            ("1.0, 9.0", "0.0, 9.0", "its lifetimes"),
+            ("{", "", "at line"),
+        ] {
+            match play(MIX.replacen(from, to, 1).as_bytes(), &OPTIONS) {
+                Err(Refused::Input(said)) => assert!(said.contains(why), "{said}"),
+                other => panic!("{from}: {other:?}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! `allocwall replay`: the child process that makes the calls of a mix, with whatever allocator the loader gave it.
+
+use crate::commands::shared::signals::USAGE;
+use crate::printer::Printer;
+use allocwall_host::replay::confine;
+use allocwall_measure::calibrate::replay::{Options, Refused, play};
+use anyhow::{Context, anyhow};
+use std::process::ExitCode;
+
+/// Much more than a measurement takes.
+const CPU_SECONDS: u64 = 60;
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// The seed of the plan
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+
+    /// Bytes that the blocks may take at the same time
+    #[arg(long, value_name = "BYTES", default_value_t = 256 << 20, value_parser = clap::value_parser!(u64).range(1 << 20..))]
+    memory: u64,
+
+    /// Also measure the replay's own work, with memory that is ready and no allocator
+    #[arg(long)]
+    ready: bool,
+}
+
+pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
+    confine(CPU_SECONDS).context("`allocwall replay` is for internal use and cannot continue")?;
+    let options = Options { seed: args.seed, memory: args.memory, ready: args.ready };
+    match play(std::io::stdin().lock(), &options) {
+        Ok(played) => {
+            printer.data(&(serde_json::to_string(&played)? + "\n"))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(Refused::Input(why)) => {
+            printer.error(&anyhow!("standard input is no mix of calls: {why}"));
+            Ok(ExitCode::from(USAGE))
+        }
+        Err(Refused::Failed(error)) => Err(error).context("cannot replay the calls"),
+    }
+}
