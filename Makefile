@@ -5,7 +5,7 @@ CARGO ?= cargo
 NIGHTLY ?= nightly
 BINARY := target/release/allocwall
 
-.PHONY: demo test fuzz faults lab models miri tsan wheel python-test python-reliability bench trial-accuracy accuracy owners collectors experiments verdicts build
+.PHONY: demo test fuzz faults lab models miri tsan wheel python-test python-reliability bench count-cost count-suites trial-accuracy accuracy owners collectors experiments verdicts build
 
 ## Diagnoses a Python service with a known wall, under load. Under a minute after the build.
 demo: build
@@ -82,6 +82,23 @@ lab: build
 bench: build
 	@tools/need.sh python3=python3
 	benches/overhead.py --binary $(BINARY) --json target/overhead.json
+
+## What counting costs a program, beside other tools: docs/count-cost.md. About ten minutes; needs a quiet machine. QUICK=1: three.
+count-cost: build
+	@tools/need.sh python3=python3 gcc=build-essential g++=build-essential sqlite3=sqlite3
+	@for one in redis-server=redis-server redis-benchmark=redis-tools heaptrack=heaptrack '/usr/lib/*/libjemalloc.so.2=libjemalloc2' \
+	    '/usr/lib/*/libtcmalloc.so.4=libgoogle-perftools4'; do tools/need.sh "$$one" || :; done
+	@/usr/bin/python3 -c 'import ensurepip' 2>/dev/null || tools/need.sh venv=python3-venv
+	@[ -x target/count-venv/bin/memray ] || { /usr/bin/python3 -m venv target/count-venv && \
+	    target/count-venv/bin/pip install --quiet --disable-pip-version-check memray==1.20.0; } || echo "memray: not installed" >&2
+	benches/count_cost.py --binary $(BINARY) --json target/count-cost.json $(if $(QUICK),--quick)
+
+## Test suites of CPython, Redis and SQLite with and without counting: docs/count-cost.md. About half an hour with the builds.
+count-suites: build
+	@tools/need.sh python3=python3 dpkg-source=dpkg-dev make=build-essential tclsh=tcl '/usr/lib/*/tcl8*/tclConfig.sh=tcl-dev' xz=xz-utils
+	@v=$$(/usr/bin/python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+	    tools/need.sh "/usr/lib/python$$v/test/test_list.py=libpython$$v-testsuite" || :
+	benches/count_suites.py --binary $(BINARY) --work target/count-suites --json target/count-suites.json
 
 ## How often a trial is wrong, compared with hyperfine and poop if they are installed. About six minutes; needs a quiet machine.
 trial-accuracy: build

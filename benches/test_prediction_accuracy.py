@@ -2,7 +2,7 @@
 
 import unittest
 
-from prediction_accuracy import choice, headline, hit, page, point_in
+from prediction_accuracy import PROGRAMS, choice, groups, headline, hit, page, point_in, wrong_sign
 
 
 def interval(low, point, high):
@@ -10,11 +10,19 @@ def interval(low, point, high):
 
 
 def arm(name, measured, predicted=None):
-    return {"arm": name, "predicted": predicted, "measured": measured, "why_not": None, "outcome": "unresolved", "median_s": 1.0}
+    why_not = None if measured else "too few blocks"
+    return {"arm": name, "predicted": predicted, "measured": measured, "why_not": why_not, "outcome": "unresolved", "median_s": 1.0}
 
 
-def result(first, *arms):
-    return {"program": "p", "kind": "real", "walls": [], "first_choice": first, "arms": list(arms)}
+def result(first, *arms, program="p"):
+    return {"program": program, "kind": "real", "walls": [], "first_choice": first, "arms": list(arms)}
+
+
+def page_of(*results):
+    return page({"blocks": 6, "machine": ["m"], "results": list(results)})
+
+
+GAIN = interval(-0.12, -0.1, -0.08)
 
 
 class Judging(unittest.TestCase):
@@ -47,9 +55,49 @@ class Judging(unittest.TestCase):
         found = headline(results)
         self.assertEqual([found[k] for k in ("predictions", "hits", "without_prediction", "not_measured")], [2, 1, 1, 1])
         self.assertEqual((found["first_choices"], found["right_first_choices"]), (1, 0))
-        text = page({"blocks": 6, "machine": ["m"], "results": results})
-        self.assertIn("**1 of 2 (50 %)**", text)
+        text = page_of(*results)
+        self.assertIn("| Hits | at least 90 % | not measured yet | **1 of 2 (50 %)**, not met |", text)
         self.assertIn("- p b=1: not explained", text)
+
+    def test_a_sign_is_judged_only_where_the_whole_interval_is_beyond_ten_per_cent(self):
+        saving = interval(-0.3, -0.1, 0.2)
+        self.assertTrue(wrong_sign(saving, interval(0.11, 0.15, 0.2)))
+        self.assertIsNone(wrong_sign(saving, interval(0.09, 0.15, 0.2)))
+        self.assertIsNone(wrong_sign(saving, interval(-0.5, 0.15, 0.5)))
+        self.assertFalse(wrong_sign(saving, interval(-0.2, -0.15, -0.11)))
+        self.assertTrue(wrong_sign(interval(-0.1, 0.0, 0.1), interval(-0.2, -0.15, -0.11)))
+
+    def test_a_wrong_sign_counts_also_for_a_hit(self):
+        wrong = arm("a", interval(0.11, 0.15, 0.2), interval(-0.3, -0.1, 0.2))
+        right = arm("b", interval(-0.2, -0.15, -0.11), interval(-0.3, -0.1, 0.2))
+        found = headline([result(None, wrong, right)])
+        self.assertEqual([found[k] for k in ("hits", "large_effects", "signs_wrong")], [2, 2, 1])
+        text = page_of(result(None, wrong, right))
+        self.assertIn("| none | not measured yet | **1 of 2**, not met |", text)
+        self.assertEqual(text.count("hit, **wrong sign** |"), 1)
+
+    def test_the_groups_have_separate_figures(self):
+        narrow, wide = arm("a", GAIN, interval(-0.12, -0.1, -0.02)), arm("a", GAIN, interval(0.1, 0.2, 0.3))
+        results = [result("a", narrow, program="jq"), result("a", wide, program="git")]
+        found = {name: [r["program"] for r in part] for name, part in groups(results).items()}
+        self.assertEqual(found, {"kept apart": ["jq"], "fitted": ["git"]})
+        text = page_of(*results)
+        self.assertIn("| Hits | at least 90 % | **1 of 1 (100 %)**, met | **0 of 1 (0 %)**, not met |", text)
+        self.assertIn("| at most 12 | **10.0**, met | **20.0**, not met |", text)
+        self.assertIn("| none | **0 of 0** | **0 of 0** |", text)
+        self.assertIn("| jq | kept apart | a |", text)
+        self.assertIn("| git | fitted | a |", text)
+
+    def test_a_group_without_a_prediction_meets_no_aim(self):
+        text = page_of(result("a", arm("a", None), program="jq"))
+        self.assertIn("| Hits | at least 90 % | **0 of 0** | not measured yet |", text)
+        self.assertNotIn(", met", text)
+
+    def test_programs_have_distinct_names_and_arms(self):
+        names = [p.name for p in PROGRAMS]
+        self.assertEqual(len(names), len(set(names)))
+        self.assertTrue(all(p.arms for p in PROGRAMS))
+        self.assertGreater(sum(p.kept_apart for p in PROGRAMS), 20)
 
 
 if __name__ == "__main__":

@@ -265,6 +265,37 @@ class Together(Exact):
         head = sys.getsizeof(b"")
         self.assertEqual([row.live_bytes for row in rows], [0, 1001 + head, 1002 + head])
 
+    def test_a_count_alone_and_one_within_another_agree(self):
+        """A count alone has code of its own for small blocks. The table of live memory knows the last pages without a search; this
+        heap has more pages than that."""
+        generator = random.Random(7)
+        sizes = [generator.randrange(600) for _ in range(20_000)]
+
+        def work():
+            kept = [bytes(size) for size in sizes]
+            for i in range(0, len(kept), 3):
+                kept[i] = None
+            kept += [bytes(size) for size in sizes]
+            kept += [object() for _ in range(1000)]
+            names = {str(n): str(n) * 3 for n in range(1000)}
+            names.clear()
+            return len(kept)
+
+        alone, outer, inner = allocwall.count(), allocwall.count(), allocwall.count()
+        # Caches and free lists are then the same at each start.
+        for _ in range(2):
+            work()
+        with alone:
+            work()
+        with outer:
+            with inner:
+                work()
+        self.assertEqual(alone.size_classes, inner.size_classes)
+        self.assertEqual((alone.domains, alone.peak_bytes), (inner.domains, inner.peak_bytes))
+        self.assertTrue(alone.complete and inner.complete)
+        self.assertGreater(alone.peak_bytes, 8 << 20)
+        self.assertGreater(of(alone, "obj", 512).frees, 100)
+
     def test_looking_whether_the_hooks_are_there_is_in_no_count(self):
         python("""
             import allocwall, tracemalloc
@@ -624,7 +655,10 @@ class Functions(Exact):
         self.assertEqual(len(made(3)), 3)
         self.assertEqual(len(made(n=5, size=1500)), 5)
         self.assertEqual((made.counts.counts, of(made.counts, "obj", 2048).calls), (2, 8))
-        self.assertEqual(of(made.counts, "obj", 2048).peak_bytes, 5 * sys.getsizeof(bytes(1500)))
+        row = of(made.counts, "obj", 2048)
+        # The sum of what was live at the end of each call, and the highest of their peaks.
+        self.assertEqual(row.live_bytes, 3 * sys.getsizeof(bytes(1000)) + 5 * sys.getsizeof(bytes(1500)))
+        self.assertEqual(row.peak_bytes, 5 * sys.getsizeof(bytes(1500)))
 
     def test_nothing_but_the_functions_own_work(self):
         @allocwall.count()

@@ -40,14 +40,14 @@ fn figures(cells: &Cells, complete: bool) -> Figures {
             sum.0 += cell.calls;
             sum.1 += cell.reallocs;
             sum.2 += cell.frees;
-            sum.3 += cell.level.risen();
+            sum.3 += cell.bytes;
             classes.push((
                 name,
                 largest(class),
                 cell.calls,
                 cell.reallocs,
                 cell.frees,
-                cell.level.risen(),
+                cell.bytes,
                 cell.level.live(),
                 cell.level.peak(),
             ));

@@ -9,17 +9,21 @@ const SMALL_CLASSES: usize = SMALL / 16;
 /// 16, 32, ... 512, then powers of two to 2^48: no process has a larger block.
 pub(super) const CLASSES: usize = SMALL_CLASSES + 39;
 
+/// The class of a request for 1 to 512 bytes.
+#[inline(always)]
+pub(super) fn small_class(size: usize) -> Option<usize> {
+    let below = size.wrapping_sub(1);
+    (below < SMALL).then_some(below >> 4)
+}
+
 /// A request for 0 bytes is in the lowest class.
 #[inline(always)]
 pub(super) fn class_of(size: usize) -> usize {
-    let below = size.saturating_sub(1);
-    if below < SMALL {
-        below >> 4
-    } else {
+    small_class(size).unwrap_or_else(|| {
+        let bits = (usize::BITS - size.saturating_sub(1).leading_zeros()) as usize;
         // 512 to 1023 has ten bits.
-        let bits = (usize::BITS - below.leading_zeros()) as usize;
-        (SMALL_CLASSES + bits - 10).min(CLASSES - 1)
-    }
+        if size == 0 { 0 } else { (SMALL_CLASSES + bits - 10).min(CLASSES - 1) }
+    })
 }
 
 /// A class's largest size, in bytes.
@@ -29,55 +33,44 @@ pub(super) fn largest(class: usize) -> usize {
 
 /// The bytes that were allocated in the count and are not freed yet, and their maximum.
 ///
-/// Stored as two sums that only grow. The peak is updated only before a free, because it can only be there or at the
-/// end.
+/// Stored as the maximum and the distance to it. So a free adds to one number, and an allocation subtracts from it; its
+/// sign tells whether there is a new maximum.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Level {
-    risen: u64,
-    fallen: u64,
     peak: i64,
+    below: i64,
 }
 
 impl Level {
-    const NONE: Level = Level { risen: 0, fallen: 0, peak: 0 };
+    const NONE: Level = Level { peak: 0, below: 0 };
 
     pub(super) fn live(&self) -> i64 {
-        self.risen.wrapping_sub(self.fallen) as i64
+        self.peak - self.below
     }
 
-    /// As of the last `settle`.
     pub(super) fn peak(&self) -> i64 {
         self.peak
     }
 
-    /// The sum of all increases.
-    pub(super) fn risen(&self) -> u64 {
-        self.risen
-    }
-
     #[inline(always)]
     fn rise(&mut self, size: usize) {
-        self.risen = self.risen.wrapping_add(size as u64);
+        self.below -= size as i64;
+        if self.below < 0 {
+            self.peak -= self.below;
+            self.below = 0;
+        }
     }
 
     #[inline(always)]
     fn fall(&mut self, size: usize) {
-        self.settle();
-        self.fallen = self.fallen.wrapping_add(size as u64);
+        self.below += size as i64;
     }
 
-    #[inline(always)]
-    fn settle(&mut self) {
-        let live = self.live();
-        if live > self.peak {
-            self.peak = live;
-        }
-    }
-
+    /// Adds the live bytes, and takes the higher peak: the sum of the live bytes may exceed it.
     fn add(&mut self, other: Level) {
-        self.risen = self.risen.wrapping_add(other.risen);
-        self.fallen = self.fallen.wrapping_add(other.fallen);
+        let live = self.live() + other.live();
         self.peak = self.peak.max(other.peak);
+        self.below = self.peak - live;
     }
 }
 
@@ -89,7 +82,8 @@ pub(super) struct Cell {
     pub(super) reallocs: u64,
     /// Frees of memory that was allocated in the count.
     pub(super) frees: u64,
-    /// Its increases are the requested bytes; for a realloc, the full new size.
+    /// The requested bytes; for a realloc, the full new size.
+    pub(super) bytes: u64,
     pub(super) level: Level,
 }
 
@@ -113,7 +107,7 @@ impl Cells {
         domains: [Domain {
             older_frees: 0,
             level: Level::NONE,
-            cells: [Cell { calls: 0, reallocs: 0, frees: 0, level: Level::NONE }; CLASSES],
+            cells: [Cell { calls: 0, reallocs: 0, frees: 0, bytes: 0, level: Level::NONE }; CLASSES],
         }; DOMAINS.len()],
     };
 
@@ -124,6 +118,7 @@ impl Cells {
         domain.level.rise(size);
         let cell = &mut domain.cells[class];
         cell.calls += 1;
+        cell.bytes += size as u64;
         cell.level.rise(size);
     }
 
@@ -152,16 +147,7 @@ impl Cells {
         domain.cells[class].level.fall(size);
     }
 
-    /// Updates the peaks. Must be called before they are read.
-    pub(super) fn settle(&mut self) {
-        self.level.settle();
-        for domain in &mut self.domains {
-            domain.level.settle();
-            domain.cells.iter_mut().for_each(|cell| cell.level.settle());
-        }
-    }
-
-    /// Adds the sums, and takes the higher peaks. `other` must be settled.
+    /// Adds the sums, and takes the higher peaks.
     pub(super) fn add(&mut self, other: &Cells) {
         self.level.add(other.level);
         for (domain, other) in self.domains.iter_mut().zip(&other.domains) {
@@ -171,6 +157,7 @@ impl Cells {
                 cell.calls += other.calls;
                 cell.reallocs += other.reallocs;
                 cell.frees += other.frees;
+                cell.bytes += other.bytes;
                 cell.level.add(other.level);
             }
         }

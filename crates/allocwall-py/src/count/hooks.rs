@@ -143,12 +143,14 @@ unsafe fn before<const D: usize>() -> &'static Allocator {
 }
 
 // The functions that the interpreter calls are short and end in a jump, for threads that do not count. A longer
-// function would save registers first.
+// function would save registers first. For the same reason `counted_malloc` and `counted_free` have code for the usual
+// case alone, and end in a jump in the others. The context is passed on but not used: with it, the other arguments stay
+// in their registers.
 
 /// # Safety
 ///
 /// Only the interpreter calls this and the next three, as its allocator.
-unsafe extern "C" fn malloc<const D: usize>(_: *mut c_void, size: usize) -> *mut c_void {
+unsafe extern "C" fn malloc<const D: usize>(ctx: *mut c_void, size: usize) -> *mut c_void {
     let thread = current::get();
     // SAFETY: the interpreter would have made the same call without the hook.
     unsafe {
@@ -156,12 +158,12 @@ unsafe extern "C" fn malloc<const D: usize>(_: *mut c_void, size: usize) -> *mut
         if thread.is_null() {
             (before.malloc)(before.ctx, size)
         } else {
-            counted_malloc::<D>(thread, before, size)
+            counted_malloc::<D>(ctx, size, thread, before)
         }
     }
 }
 
-unsafe extern "C" fn calloc<const D: usize>(_: *mut c_void, count: usize, size: usize) -> *mut c_void {
+unsafe extern "C" fn calloc<const D: usize>(ctx: *mut c_void, count: usize, size: usize) -> *mut c_void {
     let thread = current::get();
     // SAFETY: as in `malloc`.
     unsafe {
@@ -169,12 +171,12 @@ unsafe extern "C" fn calloc<const D: usize>(_: *mut c_void, count: usize, size: 
         if thread.is_null() {
             (before.calloc)(before.ctx, count, size)
         } else {
-            counted_calloc::<D>(thread, before, count, size)
+            counted_calloc::<D>(ctx, count, size, thread, before)
         }
     }
 }
 
-unsafe extern "C" fn realloc<const D: usize>(_: *mut c_void, old: *mut c_void, size: usize) -> *mut c_void {
+unsafe extern "C" fn realloc<const D: usize>(ctx: *mut c_void, old: *mut c_void, size: usize) -> *mut c_void {
     let thread = current::get();
     // SAFETY: as in `malloc`.
     unsafe {
@@ -182,12 +184,12 @@ unsafe extern "C" fn realloc<const D: usize>(_: *mut c_void, old: *mut c_void, s
         if thread.is_null() {
             (before.realloc)(before.ctx, old, size)
         } else {
-            counted_realloc::<D>(thread, before, old, size)
+            counted_realloc::<D>(ctx, old, size, thread, before)
         }
     }
 }
 
-unsafe extern "C" fn free<const D: usize>(_: *mut c_void, address: *mut c_void) {
+unsafe extern "C" fn free<const D: usize>(ctx: *mut c_void, address: *mut c_void) {
     let thread = current::get();
     // SAFETY: as in `malloc`.
     unsafe {
@@ -195,77 +197,116 @@ unsafe extern "C" fn free<const D: usize>(_: *mut c_void, address: *mut c_void) 
         if thread.is_null() {
             (before.free)(before.ctx, address)
         } else {
-            counted_free::<D>(thread, before, address)
+            counted_free::<D>(ctx, address, thread, before)
         }
     }
 }
 
 /// # Safety
 ///
-/// For this function and the next three: `thread` is this thread's state, which lives while `current` has it. No
-/// reference to it is held during a call of the previous allocator, which may call these functions again.
+/// For all functions below: `thread` is this thread's state, which lives while `current` has it. No reference to it is
+/// held during a call of the previous allocator, which may call these functions again.
 #[inline(never)]
 unsafe extern "C" fn counted_malloc<const D: usize>(
+    ctx: *mut c_void,
+    size: usize,
     thread: *mut Thread,
     before: &Allocator,
-    size: usize,
 ) -> *mut c_void {
     // SAFETY: the interpreter would have made the same call; and the promise above.
     unsafe {
-        if (*thread).inside {
-            let address = (before.malloc)(before.ctx, size);
-            (*thread).nested(address as usize);
-            return address;
+        if !(*thread).enter_quickly() {
+            return other_malloc::<D>(ctx, size, thread, before);
         }
-        (*thread).inside = true;
         let address = (before.malloc)(before.ctx, size);
-        (*thread).inside = false;
-        if !address.is_null() {
-            (*thread).allocated(D, address as usize, size);
+        (*thread).leave_quickly();
+        if (*thread).allocated_quickly(D, address as usize, size) {
+            address
+        } else {
+            record::<D>(address, size, thread)
         }
-        address
     }
+}
+
+/// `malloc` in all other cases.
+#[cold]
+#[inline(never)]
+unsafe extern "C" fn other_malloc<const D: usize>(
+    _: *mut c_void,
+    size: usize,
+    thread: *mut Thread,
+    before: &Allocator,
+) -> *mut c_void {
+    // SAFETY: as in `counted_malloc`.
+    unsafe { allocating::<D>(size, thread, || (before.malloc)(before.ctx, size)) }
 }
 
 #[inline(never)]
 unsafe extern "C" fn counted_calloc<const D: usize>(
-    thread: *mut Thread,
-    before: &Allocator,
+    _: *mut c_void,
     count: usize,
     size: usize,
+    thread: *mut Thread,
+    before: &Allocator,
 ) -> *mut c_void {
     // SAFETY: as in `counted_malloc`.
     unsafe {
-        if (*thread).inside {
-            let address = (before.calloc)(before.ctx, count, size);
+        allocating::<D>(count.saturating_mul(size), thread, || (before.calloc)(before.ctx, count, size))
+    }
+}
+
+/// Makes the call of the previous allocator.
+#[inline(always)]
+unsafe fn allocating<const D: usize>(
+    size: usize,
+    thread: *mut Thread,
+    call: impl FnOnce() -> *mut c_void,
+) -> *mut c_void {
+    // SAFETY: as in `counted_malloc`.
+    unsafe {
+        if (*thread).is_inside() {
+            let address = call();
             (*thread).nested(address as usize);
             return address;
         }
-        (*thread).inside = true;
-        let address = (before.calloc)(before.ctx, count, size);
-        (*thread).inside = false;
-        if !address.is_null() {
-            (*thread).allocated(D, address as usize, count.saturating_mul(size));
-        }
-        address
+        (*thread).set_inside(true);
+        let address = call();
+        (*thread).set_inside(false);
+        record::<D>(address, size, thread)
     }
+}
+
+/// Returns the address. Null if the call failed, which is not counted.
+#[cold]
+#[inline(never)]
+unsafe extern "C" fn record<const D: usize>(
+    address: *mut c_void,
+    size: usize,
+    thread: *mut Thread,
+) -> *mut c_void {
+    if !address.is_null() {
+        // SAFETY: as in `counted_malloc`.
+        unsafe { (*thread).allocated(D, address as usize, size) };
+    }
+    address
 }
 
 #[inline(never)]
 unsafe extern "C" fn counted_realloc<const D: usize>(
-    thread: *mut Thread,
-    before: &Allocator,
+    _: *mut c_void,
     old: *mut c_void,
     size: usize,
+    thread: *mut Thread,
+    before: &Allocator,
 ) -> *mut c_void {
     // SAFETY: as in `counted_malloc`.
     unsafe {
-        if (*thread).inside {
+        if (*thread).is_inside() {
             return (before.realloc)(before.ctx, old, size);
         }
-        (*thread).inside = true;
+        (*thread).set_inside(true);
         let address = (before.realloc)(before.ctx, old, size);
-        (*thread).inside = false;
+        (*thread).set_inside(false);
         if address.is_null() {
             // The realloc failed: the old block is unchanged.
         } else if old.is_null() {
@@ -279,18 +320,39 @@ unsafe extern "C" fn counted_realloc<const D: usize>(
 
 #[inline(never)]
 unsafe extern "C" fn counted_free<const D: usize>(
+    ctx: *mut c_void,
+    address: *mut c_void,
     thread: *mut Thread,
     before: &Allocator,
-    address: *mut c_void,
 ) {
     // SAFETY: as in `counted_malloc`.
     unsafe {
-        if (*thread).inside || address.is_null() {
+        if !(*thread).freed_quickly(D, address as usize) {
+            return other_free::<D>(ctx, address, thread, before);
+        }
+        (*thread).enter_quickly();
+        (before.free)(before.ctx, address);
+        (*thread).leave_quickly();
+    }
+}
+
+/// `free` in all other cases.
+#[cold]
+#[inline(never)]
+unsafe extern "C" fn other_free<const D: usize>(
+    _: *mut c_void,
+    address: *mut c_void,
+    thread: *mut Thread,
+    before: &Allocator,
+) {
+    // SAFETY: as in `counted_malloc`.
+    unsafe {
+        if (*thread).is_inside() || address.is_null() {
             return (before.free)(before.ctx, address);
         }
         (*thread).freed(D, address as usize);
-        (*thread).inside = true;
+        (*thread).set_inside(true);
         (before.free)(before.ctx, address);
-        (*thread).inside = false;
+        (*thread).set_inside(false);
     }
 }

@@ -111,9 +111,11 @@ pub(super) fn available() -> bool {
 impl Thread {
     /// The line that runs on this thread. Allocations that this makes are not counted, nor are their frees.
     pub(super) fn find_line(&mut self) -> Line {
-        (self.inside, self.looking) = (true, true);
+        self.set_inside(true);
+        self.looking = true;
         let found = line();
-        (self.inside, self.looking) = (false, false);
+        self.looking = false;
+        self.set_inside(false);
         found.unwrap_or((std::ptr::null_mut(), 0))
     }
 }

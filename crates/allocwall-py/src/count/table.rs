@@ -2,7 +2,8 @@
 //! themselves are not changed, so blocks from before a count, or of another thread, can be distinguished.
 //!
 //! There is a leaf of 256 entries for each 4 KiB page that had such a block. So entries are as close to each other as
-//! their blocks. A hash of the page number finds the leaf.
+//! their blocks. A hash of the page number finds the leaf. The array `near` has the leaves that were found last; most
+//! calls need only this array.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr;
@@ -10,6 +11,10 @@ use std::ptr;
 const PAGE_BITS: u32 = 12;
 const LEAF: usize = 1 << (PAGE_BITS - 4);
 const FIRST_SLOTS: usize = 256;
+/// The bits of an address that number an entry in its leaf.
+const ENTRY_BITS: usize = (LEAF - 1) << 4;
+/// Enough for 4 MiB of pages side by side.
+const NEAR: usize = 1024;
 
 /// An entry has 40 bits of size and 24 bits of owner. Owner 0 means none.
 const OWNER_BITS: u32 = 24;
@@ -20,9 +25,14 @@ type Leaf = [u64; LEAF];
 
 #[derive(Clone, Copy)]
 struct Slot {
-    /// The page's number; 0 for an empty slot.
+    /// The page's address; 0 for an empty slot of the hash table.
     page: usize,
     leaf: *mut Leaf,
+}
+
+impl Slot {
+    /// No address is on this page, not even a null pointer.
+    const NOWHERE: Slot = Slot { page: usize::MAX, leaf: ptr::null_mut() };
 }
 
 /// A block that is in the table.
@@ -32,15 +42,63 @@ pub(super) struct Block {
     pub(super) owner: u32,
 }
 
+#[inline(always)]
+fn packed(size: usize, owner: u32) -> u64 {
+    (size as u64) << OWNER_BITS | u64::from(owner)
+}
+
+#[inline(always)]
+fn unpacked(found: u64) -> Block {
+    Block { size: (found >> OWNER_BITS) as usize, owner: found as u32 & (OWNERS - 1) }
+}
+
 pub(super) struct Table {
     /// A power of two, at most half full; none before the first block.
     slots: *mut Slot,
     mask: usize,
     leaves: usize,
+    /// The slots that were found last, at the number of their page modulo the length.
+    near: [Slot; NEAR],
 }
 
 impl Table {
-    pub(super) const EMPTY: Table = Table { slots: ptr::null_mut(), mask: 0, leaves: 0 };
+    pub(super) const EMPTY: Table =
+        Table { slots: ptr::null_mut(), mask: 0, leaves: 0, near: [Slot::NOWHERE; NEAR] };
+
+    /// The entry of an address on a page of `near`. Its type has room for a flag: a null pointer would be tested again.
+    #[inline(always)]
+    fn near_entry(&self, address: usize) -> Option<*mut u64> {
+        let slot = &self.near[page_number(address) % NEAR];
+        // The four lowest bits are compared as well: see `put`.
+        // SAFETY: a leaf of this table, which no other code reads meanwhile; the index is below its length.
+        (slot.page == address & !ENTRY_BITS).then(|| unsafe { &raw mut (*slot.leaf)[entry(address)] })
+    }
+
+    /// As `put`, for a block that is smaller than a terabyte and on a page of `near`. Otherwise returns false.
+    #[inline(always)]
+    pub(super) fn put_near(&mut self, address: usize, size: usize, owner: u32) -> bool {
+        let Some(entry) = self.near_entry(address) else {
+            return false;
+        };
+        // SAFETY: as in `near_entry`.
+        unsafe { *entry = packed(size, owner) };
+        true
+    }
+
+    /// As `take`, for a block of this owner on a page of `near`; returns its size. Otherwise changes nothing.
+    #[inline(always)]
+    pub(super) fn take_near(&mut self, address: usize, owner: u32) -> Option<usize> {
+        let entry = self.near_entry(address)?;
+        // SAFETY: as in `near_entry`.
+        unsafe {
+            let block = unpacked(*entry);
+            if block.owner != owner {
+                return None;
+            }
+            *entry = 0;
+            Some(block.size)
+        }
+    }
 
     /// Bytes that the table holds.
     pub(super) fn bytes(&self) -> usize {
@@ -49,7 +107,6 @@ impl Table {
 
     /// Returns false if there is no memory for the entry, or it cannot be stored: a block of a terabyte, or one at an
     /// odd multiple of eight bytes, which would share its entry with a neighbour.
-    #[inline(always)]
     pub(super) fn put(&mut self, address: usize, size: usize, owner: u32) -> bool {
         let mut leaf = self.leaf(address);
         if leaf.is_null() {
@@ -59,12 +116,11 @@ impl Table {
             return false;
         }
         // SAFETY: a leaf of this table; the index is below its length.
-        unsafe { (*leaf)[entry(address)] = (size as u64) << OWNER_BITS | u64::from(owner) };
+        unsafe { (*leaf)[entry(address)] = packed(size, owner) };
         true
     }
 
     /// Removes the block from the table.
-    #[inline(always)]
     pub(super) fn take(&mut self, address: usize) -> Option<Block> {
         let leaf = self.leaf(address);
         if leaf.is_null() || address & 15 != 0 {
@@ -72,8 +128,7 @@ impl Table {
         }
         // SAFETY: as in `put`.
         let found = unsafe { std::mem::take(&mut (*leaf)[entry(address)]) };
-        (found != 0)
-            .then_some(Block { size: (found >> OWNER_BITS) as usize, owner: found as u32 & (OWNERS - 1) })
+        (found != 0).then(|| unpacked(found))
     }
 
     /// Replaces the owner of each entry by the result of `new`.
@@ -109,27 +164,29 @@ impl Table {
             unsafe { dealloc(self.slots.cast(), layout) };
         }
         (self.slots, self.mask, self.leaves) = (ptr::null_mut(), 0, 0);
+        self.near.fill(Slot::NOWHERE);
     }
 
     fn capacity(&self) -> usize {
         if self.slots.is_null() { 0 } else { self.mask + 1 }
     }
 
-    #[inline(always)]
-    fn leaf(&self, address: usize) -> *mut Leaf {
+    /// Null if the page has none. Puts it into `near`.
+    fn leaf(&mut self, address: usize) -> *mut Leaf {
         if self.slots.is_null() {
             return ptr::null_mut();
         }
-        let page = address >> PAGE_BITS;
+        let page = page_of(address);
         let mut index = spread(page) & self.mask;
         loop {
             // SAFETY: the index is masked. The loop ends, because at least half of the slots are empty.
             let slot = unsafe { *self.slots.add(index) };
-            if slot.page == page {
-                return slot.leaf;
-            }
             if slot.page == 0 {
                 return ptr::null_mut();
+            }
+            if slot.page == page {
+                self.near[page_number(page) % NEAR] = slot;
+                return slot.leaf;
             }
             index = (index + 1) & self.mask;
         }
@@ -147,7 +204,9 @@ impl Table {
         }
         if !leaf.is_null() {
             self.leaves += 1;
-            self.insert(Slot { page: address >> PAGE_BITS, leaf });
+            let slot = Slot { page: page_of(address), leaf };
+            self.insert(slot);
+            self.near[page_number(address) % NEAR] = slot;
         }
         // SAFETY: this thread's own `errno`.
         unsafe { *libc::__errno_location() = errno };
@@ -200,10 +259,20 @@ impl Drop for Table {
     }
 }
 
-/// Neighbouring pages get neighbouring slots. Arenas, which have the same alignment, are spread.
-#[inline(always)]
+/// Multiplicative hashing (Knuth, The Art of Computer Programming, volume 3, 6.4). Of pages side by side, as in arenas,
+/// few share a slot. If they had slots side by side, two arenas could fill the same row of slots, and a search would
+/// pass hundreds of them.
 fn spread(page: usize) -> usize {
-    page ^ (page >> 8).wrapping_mul(0x9e37_79b9)
+    page_number(page).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32
+}
+
+#[inline(always)]
+fn page_number(address: usize) -> usize {
+    address >> PAGE_BITS
+}
+
+fn page_of(address: usize) -> usize {
+    page_number(address) << PAGE_BITS
 }
 
 #[inline(always)]

@@ -5,10 +5,10 @@
 //! that it allocated. So each block in the table has as its owner a *node*: the path of the counts that were active
 //! when it was allocated.
 
-use super::cells::{Cells, class_of};
+use super::cells::{Cells, class_of, small_class};
 use super::current;
 use super::lines::Lines;
-use super::table::{Block, OWNERS, Table};
+use super::table::{OWNERS, Table};
 use std::cell::RefCell;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -43,20 +43,25 @@ struct Node {
     frame: *mut Frame,
 }
 
+/// The fields that a call in the usual case needs come first, in one cache line.
+#[repr(C, align(64))]
 pub(super) struct Thread {
-    /// Within an allocator call: calls that it makes in turn are not the program's.
-    pub(super) inside: bool,
-    /// Within a search for the current line.
-    pub(super) looking: bool,
-    /// A call reached our functions while `inside`.
-    came_by: bool,
-    /// The node of the active counts.
-    node: u32,
-    active: Vec<NonNull<Frame>>,
+    /// As `only`, but null within an allocator call.
+    quick: *mut Frame,
     /// The active count, if there is only one and it is not by line: the usual case, with the shortest code.
     /// Otherwise null.
     only: *mut Frame,
+    /// The node of the active counts.
+    node: u32,
+    /// Within an allocator call that did not begin with `enter_quickly`: see `is_inside`.
+    inside: bool,
+    /// Within a search for the current line.
+    pub(super) looking: bool,
+    /// A call reached our functions within an allocator call.
+    came_by: bool,
+    by_line: bool,
     table: Table,
+    active: Vec<NonNull<Frame>>,
     frees: u64,
     /// All counts that have not ended; each from `Box::into_raw`.
     open: Vec<NonNull<Frame>>,
@@ -66,7 +71,6 @@ pub(super) struct Thread {
     nodes: Vec<Node>,
     first: u32,
     clear_at: usize,
-    by_line: bool,
     id: u64,
 }
 
@@ -121,11 +125,7 @@ impl Handle {
     /// A copy of its sums so far. None on another thread.
     pub(super) fn look(&self) -> Option<(Cells, bool)> {
         // SAFETY: the count is open, because its handle exists, and it belongs to this thread.
-        self.with(|_, frame| unsafe {
-            let mut cells = frame.as_ref().cells;
-            cells.settle();
-            (cells, frame.as_ref().complete)
-        })
+        self.with(|_, frame| unsafe { (frame.as_ref().cells, frame.as_ref().complete) })
     }
 }
 
@@ -140,7 +140,8 @@ pub(super) fn begin(lines: Option<Box<Lines>>) -> Option<Handle> {
 pub(super) fn comes_by(call: impl FnOnce()) -> bool {
     let before = current::get();
     let begun = with_this(|thread| {
-        (thread.inside, thread.came_by) = (true, false);
+        thread.set_inside(true);
+        thread.came_by = false;
         current::set(&mut **thread);
     });
     if begun.is_none() {
@@ -149,7 +150,7 @@ pub(super) fn comes_by(call: impl FnOnce()) -> bool {
     call();
     current::set(before);
     with_this(|thread| {
-        thread.inside = false;
+        thread.set_inside(false);
         thread.came_by
     }) == Some(true)
 }
@@ -174,20 +175,21 @@ impl Thread {
     fn new() -> Box<Thread> {
         static IDS: AtomicU64 = AtomicU64::new(1);
         Box::new(Thread {
+            quick: ptr::null_mut(),
+            only: ptr::null_mut(),
+            node: 0,
             inside: false,
             looking: false,
             came_by: false,
-            node: 0,
-            active: Vec::with_capacity(4),
-            only: ptr::null_mut(),
+            by_line: false,
             table: Table::EMPTY,
+            active: Vec::with_capacity(4),
             frees: 0,
             open: Vec::new(),
             swept: Vec::new(),
             nodes: Vec::new(),
             first: 1,
             clear_at: NODES,
-            by_line: false,
             // Relaxed: the number only has to be different each time.
             id: IDS.fetch_add(1, Ordering::Relaxed),
         })
@@ -246,8 +248,7 @@ impl Thread {
         self.deactivate(frame);
         self.open.retain(|&open| open != frame);
         // SAFETY: came from a box; only its nodes still refer to it, and they are cleared next.
-        let mut ended = unsafe { Box::from_raw(frame.as_ptr()) };
-        ended.cells.settle();
+        let ended = unsafe { Box::from_raw(frame.as_ptr()) };
         for &node in &ended.nodes {
             let first = self.first;
             if let Some(node) = self.nodes.get_mut(node.wrapping_sub(first) as usize) {
@@ -352,25 +353,67 @@ impl Thread {
             [frame] if !self.by_line => frame.as_ptr(),
             _ => ptr::null_mut(),
         };
+        self.quick = self.only;
+    }
+
+    /// Whether this is a call that an allocator makes in turn, which is not the program's.
+    pub(super) fn is_inside(&self) -> bool {
+        self.inside || self.quick != self.only
+    }
+
+    pub(super) fn set_inside(&mut self, inside: bool) {
+        self.inside = inside;
+        self.quick = if inside { ptr::null_mut() } else { self.only };
     }
 
     // The functions below run for each allocator call of a thread with an open count.
 
+    /// As `set_inside(true)`, in the usual case: one active count, not by line, and not inside. Otherwise returns
+    /// false, and changes nothing.
     #[inline(always)]
-    pub(super) fn allocated(&mut self, domain: usize, address: usize, size: usize) {
-        // SAFETY: null, or an active count: active counts are alive, and only this thread uses them.
-        if let Some(frame) = unsafe { self.only.as_mut() } {
-            frame.cells.allocated(domain, class_of(size), size);
-            self.enter(address, size);
-        } else {
-            self.allocated_by_all(domain, address, size);
-        }
+    pub(super) fn enter_quickly(&mut self) -> bool {
+        !std::mem::replace(&mut self.quick, ptr::null_mut()).is_null()
     }
 
-    fn allocated_by_all(&mut self, domain: usize, address: usize, size: usize) {
+    #[inline(always)]
+    pub(super) fn leave_quickly(&mut self) {
+        self.quick = self.only;
+    }
+
+    /// As `allocated`, after `enter_quickly` and `leave_quickly`, for a small block on a page that is near in the
+    /// table. Otherwise returns false, and changes nothing.
+    #[inline(always)]
+    pub(super) fn allocated_quickly(&mut self, domain: usize, address: usize, size: usize) -> bool {
+        let Some(class) = small_class(size) else {
+            return false;
+        };
+        if !self.table.put_near(address, size, self.node) {
+            return false;
+        }
+        // SAFETY: `enter_quickly` saw that it is not null, so it is an active count: active counts are alive, and only
+        // this thread uses them.
+        unsafe { &mut *self.quick }.cells.allocated(domain, class, size);
+        true
+    }
+
+    /// As `freed`, in the usual case, for a block of the count on a page that is near in the table. Otherwise returns
+    /// false, and changes nothing.
+    #[inline(always)]
+    pub(super) fn freed_quickly(&mut self, domain: usize, address: usize) -> bool {
+        // SAFETY: null, or as in `allocated_quickly`.
+        if let Some(frame) = unsafe { self.quick.as_mut() }
+            && let Some(size) = self.table.take_near(address, self.node)
+        {
+            frame.cells.freed(domain, class_of(size), size);
+            return true;
+        }
+        false
+    }
+
+    pub(super) fn allocated(&mut self, domain: usize, address: usize, size: usize) {
         let class = class_of(size);
         for frame in &mut self.active {
-            // SAFETY: active counts are alive, and only this thread uses them.
+            // SAFETY: as in `allocated_quickly`.
             unsafe { frame.as_mut() }.cells.allocated(domain, class, size);
         }
         self.enter(address, size);
@@ -379,27 +422,13 @@ impl Thread {
         }
     }
 
-    #[inline(always)]
     pub(super) fn freed(&mut self, domain: usize, address: usize) {
-        let found = self.table.take(address);
-        if let Some(block) = found
-            && block.owner == self.node
-            // SAFETY: as in `allocated`.
-            && let Some(frame) = unsafe { self.only.as_mut() }
-        {
-            frame.cells.freed(domain, class_of(block.size), block.size);
-        } else {
-            self.freed_by_all(domain, found);
-        }
-    }
-
-    fn freed_by_all(&mut self, domain: usize, found: Option<Block>) {
-        match found {
+        match self.table.take(address) {
             // Allocated by exactly the active counts.
             Some(block) if block.owner == self.node => {
                 let class = class_of(block.size);
                 for frame in &mut self.active {
-                    // SAFETY: as in `allocated`.
+                    // SAFETY: as in `allocated_quickly`.
                     unsafe { frame.as_mut() }.cells.freed(domain, class, block.size);
                 }
             }
@@ -416,7 +445,7 @@ impl Thread {
                     });
                 }
                 for frame in &mut self.active {
-                    // SAFETY: as in `allocated`.
+                    // SAFETY: as in `allocated_quickly`.
                     let frame = unsafe { frame.as_mut() };
                     if frame.owned != self.frees {
                         frame.cells.freed_older(domain);
@@ -432,7 +461,7 @@ impl Thread {
         }
         let class = class_of(size);
         for frame in &mut self.active {
-            // SAFETY: as in `allocated`.
+            // SAFETY: as in `allocated_quickly`.
             unsafe { frame.as_mut() }.cells.reallocated(domain, class, size);
         }
         self.enter(address, size);
@@ -443,7 +472,6 @@ impl Thread {
 
     /// A block that was allocated within an allocator call. A block that exists only because of counting by line is
     /// ignored, also when it is freed.
-    #[inline(always)]
     pub(super) fn nested(&mut self, address: usize) {
         self.came_by = true;
         if self.looking && address != 0 {
@@ -451,7 +479,6 @@ impl Thread {
         }
     }
 
-    #[inline(always)]
     fn enter(&mut self, address: usize, size: usize) {
         if self.active.is_empty() {
             // The block belongs to no count. Another thread may have freed a block that had the same address.
@@ -464,7 +491,7 @@ impl Thread {
     #[cold]
     fn lost(&mut self) {
         for frame in &mut self.active {
-            // SAFETY: as in `allocated`.
+            // SAFETY: as in `allocated_quickly`.
             unsafe { frame.as_mut() }.complete = false;
         }
     }
@@ -487,7 +514,7 @@ impl Thread {
     fn at_line(&mut self, size: usize) {
         let line = self.find_line();
         for frame in &mut self.active {
-            // SAFETY: as in `allocated`.
+            // SAFETY: as in `allocated_quickly`.
             if let Some(lines) = unsafe { frame.as_mut() }.lines.as_mut() {
                 lines.add(line, size);
             }
