@@ -178,14 +178,23 @@ mod arch {
     /// AX BX CX DX SI DI BP SP IP (0..8), R8..R15 (16..23).
     pub const MASK: u64 = 0x1ff | (0xff << 16);
     pub const REGISTERS: usize = 17;
+    /// DI, SI, DX (System V ABI, 3.2.3).
+    pub const ARGUMENTS: [usize; 3] = [5, 4, 3];
 }
 #[cfg(target_arch = "aarch64")]
 mod arch {
     /// X0..X29, LR, SP, PC (0..32).
     pub const MASK: u64 = (1 << 33) - 1;
     pub const REGISTERS: usize = 33;
+    /// X0, X1, X2 (AAPCS64, 6.8.2).
+    pub const ARGUMENTS: [usize; 3] = [0, 1, 2];
 }
 pub const REGISTERS: usize = arch::REGISTERS;
+
+/// The first three arguments of a function, at its first instruction: integers or addresses.
+pub fn arguments(registers: &Registers) -> [u64; 3] {
+    arch::ARGUMENTS.map(|register| registers[register])
+}
 
 pub struct RawSample<'a> {
     /// CLOCK_MONOTONIC.
@@ -443,25 +452,13 @@ fn open_clock(
     deep: bool,
 ) -> io::Result<Counter> {
     let mut builder = Builder::new(Software::CPU_CLOCK);
+    sample_stacks(&mut builder, if deep { DEEP_STACK } else { SHALLOW_STACK });
     builder
         .one_cpu(cpu as usize)
         .sample_period(if deep { periods.deep_ns } else { periods.shallow_ns })
-        .sample(
-            SampleFlag::IP
-                | SampleFlag::TID
-                | SampleFlag::TIME
-                | SampleFlag::CPU
-                | SampleFlag::CALLCHAIN
-                | SampleFlag::REGS_USER
-                | SampleFlag::STACK_USER,
-        )
-        .sample_regs_user(arch::MASK)
-        .sample_stack_user(if deep { DEEP_STACK } else { SHALLOW_STACK })
-        .exclude_callchain_user(true)
         .exclude_kernel(!kernel)
         .exclude_hv(true)
         .exclude_idle(true)
-        .clockid(Clock::MONOTONIC)
         .sample_id_all(true)
         // allocwall reads the rings at its own intervals: no wakeups.
         .wakeup_watermark(usize::MAX >> 33)
@@ -477,6 +474,24 @@ fn open_clock(
     builder.build()
 }
 
+/// Makes the samples of an event such as [`parse_sample`] reads. `stack_bytes`: a multiple of 8 above 0.
+pub(crate) fn sample_stacks(builder: &mut Builder<'_>, stack_bytes: u32) {
+    builder
+        .sample(
+            SampleFlag::IP
+                | SampleFlag::TID
+                | SampleFlag::TIME
+                | SampleFlag::CPU
+                | SampleFlag::CALLCHAIN
+                | SampleFlag::REGS_USER
+                | SampleFlag::STACK_USER,
+        )
+        .sample_regs_user(arch::MASK)
+        .sample_stack_user(stack_bytes)
+        .exclude_callchain_user(true)
+        .clockid(Clock::MONOTONIC);
+}
+
 /// Makes `counter` write into `ring`. Both must belong to the same CPU.
 fn redirect(counter: &Counter, ring: &Sampler) -> io::Result<()> {
     /// _IO('$', 5), include/uapi/linux/perf_event.h.
@@ -488,7 +503,7 @@ fn redirect(counter: &Counter, ring: &Sampler) -> io::Result<()> {
 }
 
 // include/uapi/linux/perf_event.h: PERF_RECORD_SAMPLE
-const SAMPLE: u32 = 9;
+pub(crate) const SAMPLE: u32 = 9;
 
 /// Time of the ring's next record, which stays in the ring. A record too short to contain a time is due at
 /// once.
@@ -567,7 +582,7 @@ fn trim_nul(bytes: &[u8]) -> &[u8] {
     &bytes[..bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len())]
 }
 
-/// Parses the body of a sample as `open_clock` requests it: IP, TID, TIME, CPU, CALLCHAIN, REGS_USER,
+/// Parses the body of a sample as `sample_stacks` requests it: IP, TID, TIME, CPU, CALLCHAIN, REGS_USER,
 /// STACK_USER, in the kernel's order (perf_event_open(2)). A thread without user memory has neither registers
 /// nor stack.
 pub(crate) fn parse_sample<'a>(

@@ -4,6 +4,7 @@
 
 mod accounts;
 pub mod allocations;
+pub mod bursts;
 pub mod calibrate;
 mod collect;
 mod counts;

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod allocations;
+pub mod bursts;
 pub mod catalogue;
 pub mod devices;
 pub mod error;

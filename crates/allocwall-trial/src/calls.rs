@@ -4,11 +4,12 @@
 use super::proof::{SERVED, is_file_at};
 use super::run::Family;
 use allocwall_host::clock::monotonic_ns;
-use allocwall_host::elf::{ElfFile, SymbolKind, Table};
+use allocwall_host::elf::Table;
 use allocwall_host::maps::{self, Mapping};
 use allocwall_host::proc::ProcFs;
 use allocwall_host::uprobe::{Passes, Uprobes};
 use allocwall_host::worker::Worker;
+use allocwall_measure::bursts;
 use allocwall_model::units::{Absence, Measured, Reason};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -18,9 +19,6 @@ use std::rc::Rc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-/// Entry points of an allocator, with operator new and new[] of C++. A library may have several names for one address.
-const ENTRIES: &[&[u8]] =
-    &[b"malloc", b"calloc", b"realloc", b"aligned_alloc", b"memalign", b"posix_memalign", b"_Znwm", b"_Znam"];
 /// Times of the counts, after the start or the beginning of the load. The later ones are used if there were few calls so far, or if
 /// other files served them.
 const MOMENTS_MS: &[u64] = &[30, 250, 1_000, 4_000];
@@ -278,20 +276,11 @@ impl MallocFile {
     }
 }
 
-/// None for a file without malloc, such as libstdc++, whose operator new calls the malloc of another library.
+/// The functions that request memory, with operator new and new[] of C++. None for a file without malloc, such as libstdc++, whose
+/// operator new calls the malloc of another library.
 fn entries(file: &File) -> Option<BTreeSet<u64>> {
-    let elf = ElfFile::new(file.try_clone().ok()?);
-    let elf = elf.parse().ok()?;
-    let mut offsets = BTreeSet::new();
-    let mut has_malloc = false;
-    elf.symbols(Table::Exported, &mut |symbol| {
-        if symbol.kind == SymbolKind::Function && !symbol.local && ENTRIES.contains(&symbol.name) {
-            has_malloc |= symbol.name == b"malloc";
-            offsets.extend(elf.facts.offset_of_address(symbol.address));
-        }
-    })
-    .ok()?;
-    has_malloc.then_some(offsets)
+    let entries = bursts::entries(file, Table::Exported).ok()?;
+    Some(entries.iter().filter(|entry| entry.kind.allocates()).map(|entry| entry.offset).collect())
 }
 
 #[cfg(test)]

@@ -33,7 +33,8 @@ enum Command {
     Diagnose(commands::diagnose::Args),
     /// Show the resident memory of a process by owner: live, free but kept, lazily freed; and what remedies could return
     Memory(commands::memory::Args),
-    /// Start a command and count its calls of the allocator: rates, sizes, threads, reallocs, latency, lifetimes, call sites
+    /// Count the calls of the allocator that a command or a running process makes: rates, sizes, threads, reallocs, call sites; of a
+    /// command also latency and lifetimes
     Count(commands::count::Args),
     /// Print a recording as text, JSON, flamegraph or collapsed stacks, or a saved trial as text, JSON or CSV
     Report(commands::report::Args),

@@ -281,8 +281,7 @@ fn a_time_limit_ends_the_command() {
 #[test]
 fn what_cannot_be_counted_is_refused_in_one_line() {
     let place = Place::new();
-    place.refused(&[], 2, "no command given");
-    place.refused(&["-p", "1"], 2, "allocwall diagnose -p PID");
+    place.refused(&[], 2, "no target given");
     place.refused(&["--exact", "-f", "collapsed", "--", "true"], 2, "leave out --exact");
     place.refused(&["--", "/nonexistent/program"], 1, "/nonexistent/program");
     place.refused(&["--", "env", "-i", "true"], 1, "removes LD_PRELOAD");

@@ -8,10 +8,11 @@ mod counting;
 mod layout;
 mod lives;
 mod process;
-mod stacks;
+pub(crate) mod stacks;
 mod watch;
 
 pub use counting::Counting;
+pub(crate) use layout::Copied;
 pub use watch::{Folder, Watch};
 
 use std::ffi::OsString;

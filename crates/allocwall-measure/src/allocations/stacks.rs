@@ -6,13 +6,14 @@ use super::layout::{Copied, NoStack};
 use crate::collect::stacks::{Compactor, Location, StackTable};
 use crate::reading::{Dump, Readers};
 use crate::symbols;
-use crate::target::{AddressSpace, Modules};
+use crate::target::{AddressSpace, Modules, TargetView};
 use crate::unwind::Unwound;
 use allocwall_host::clock::monotonic_ns;
 use allocwall_host::maps::Mapping;
 use allocwall_host::proc::ProcFs;
 use allocwall_model::allocations::MOST_SITES;
 use allocwall_model::catalogue::symbols::{Scope, UserRole, user_role};
+use allocwall_model::error::Result;
 use allocwall_model::recording::{Frame, Module, ModuleRole, Stack};
 use allocwall_model::units::{Absence, Measured, Reason};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -123,9 +124,19 @@ struct Image {
     perf_map_tried_ns: u64,
 }
 
+/// Where stacks were copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Leaf {
+    /// In the counting library, which all calls pass through.
+    Library,
+    /// At the first instruction of a function of the allocator. Its file may contain callers, too.
+    Entry,
+}
+
 pub struct Stacks {
     proc: ProcFs,
     modules: Modules,
+    leaf: Leaf,
     images: Vec<Image>,
     versions: u64,
     routes: Routes,
@@ -147,10 +158,24 @@ impl Stacks {
         Stacks {
             modules: Modules::new(proc.root(), readers),
             proc,
+            leaf: Leaf::Library,
             images: Vec::new(),
             versions: 0,
             routes: Routes::default(),
         }
+    }
+
+    /// For stacks that begin at the first instruction of a function of the allocator.
+    pub fn at_entries(proc: ProcFs, readers: Readers) -> Stacks {
+        Stacks { leaf: Leaf::Entry, ..Stacks::new(proc, readers) }
+    }
+
+    /// Inspects a process, whose files need not be examined a second time for its stacks.
+    ///
+    /// # Errors
+    /// The process does not exist, or may not be inspected.
+    pub fn inspect(&mut self, pid: i32) -> Result<TargetView> {
+        self.modules.inspect(pid)
     }
 
     /// A process that maps a file with this inode, the path of which ends with `name`, or why it can't be read. `before`: its
@@ -313,7 +338,7 @@ impl Stacks {
                 Route::Known { places, complete } => {
                     let frames: Vec<u32> =
                         places.iter().map(|place| self.frame(&mut table, *place, &generated)).collect();
-                    let frames = callers(&frames, &table.frames.list, self.modules.list());
+                    let frames = callers(&frames, &table.frames.list, self.modules.list(), self.leaf);
                     if frames.is_empty() {
                         let detail = "the callers of the allocator could not be found on the stack";
                         return Err(Absence::new(Reason::NotFound, detail));
@@ -442,11 +467,11 @@ pub fn code_of(proc: &ProcFs, pid: i32, inode: u64, name: &str) -> Measured<Vec<
     Ok(maps.mappings.into_iter().filter(|mapping| mapping.perms.execute).collect())
 }
 
-/// A stack without its top: the library, in which it was copied, and functions of allocators that called it, such as operator new.
-fn callers<'a>(stack: &'a [u32], frames: &[Frame], modules: &[Module]) -> &'a [u32] {
+/// A stack without its top: where it was copied, and functions of allocators that called it, such as operator new.
+fn callers<'a>(stack: &'a [u32], frames: &[Frame], modules: &[Module], copied: Leaf) -> &'a [u32] {
     let frame = |number: &u32| &frames[*number as usize];
     let Some((leaf, rest)) = stack.split_first() else { return &[] };
-    let library = frame(leaf).module;
+    let library = frame(leaf).module.filter(|_| copied == Leaf::Library);
     let is_top = |number: &&u32| {
         let frame = frame(number);
         library.is_some() && frame.module == library || is_allocator(frame, modules)
@@ -569,13 +594,19 @@ mod tests {
         let within_libc = frame(Some(3), None, 0x180);
         let beside = frame(Some(3), None, 0x300);
         let unknown = frame(None, None, 0x5000);
-        let callers = |stack: &[u32]| callers(stack, &frames, &modules).to_vec();
+        let own_malloc = frame(Some(2), Some("malloc"), 0x900);
+        let own_new = frame(Some(2), Some("operator new(unsigned long)"), 0x950);
+        let below = |stack: &[u32], leaf| callers(stack, &frames, &modules, leaf).to_vec();
+        let callers = |stack: &[u32]| below(stack, Leaf::Library);
         assert_eq!(callers(&[copy, malloc, new, push, main]), [push, main]);
         assert_eq!(callers(&[copy, malloc, main, new, main]), [main, new, main], "not below the caller");
         assert_eq!(callers(&[copy, within_libc, beside, main]), [beside, main]);
         // Without a module, only the leaf is known to be the library.
         assert_eq!(callers(&[unknown, unknown, main]), [unknown, main]);
         assert_eq!(callers(&[copy, malloc]), [] as [u32; 0]);
+        // A program that contains its allocator: its callers are in the same file.
+        assert_eq!(below(&[own_malloc, own_new, main], Leaf::Entry), [main]);
+        assert_eq!(below(&[own_malloc, own_new, main], Leaf::Library), [] as [u32; 0]);
         assert_eq!(callers(&[]), [] as [u32; 0]);
     }
 }

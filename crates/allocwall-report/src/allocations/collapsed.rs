@@ -4,6 +4,7 @@
 use super::{basename, module_of};
 use crate::collapsed::{name, safe};
 use allocwall_model::allocations::{Counted, CountedProcess};
+use allocwall_model::recording::Stack;
 use allocwall_model::units::Measured;
 use std::collections::BTreeMap;
 
@@ -14,7 +15,7 @@ pub fn stacks(counted: &Counted) -> String {
     for process in &counted.processes {
         let root = process_name(process);
         for site in process.samples.iter().flat_map(|samples| &samples.sites) {
-            let stack = [&[root.clone()][..], &code(counted, &names, &site.stack)].concat().join(";");
+            let stack = [&[root.clone()][..], &code(&counted.stacks, &names, &site.stack)].concat().join(";");
             *calls.entry(stack).or_default() += site.calls.point;
         }
     }
@@ -23,13 +24,18 @@ pub fn stacks(counted: &Counted) -> String {
 }
 
 fn process_name(process: &CountedProcess) -> String {
-    let program = process.command.iter().flatten().next().map_or("[unknown]", |program| basename(program));
-    safe(&format!("{program} (pid {})", process.pid))
+    let program = process.command.iter().flatten().next();
+    root(program.map(String::as_str), process.pid)
 }
 
-/// Names from the root to the caller of the allocator.
-fn code(counted: &Counted, names: &[String], stack: &Measured<u32>) -> Vec<String> {
-    let known = stack.as_ref().ok().and_then(|stack| counted.stacks.get(*stack as usize));
+/// The root of the stacks of a process.
+pub(super) fn root(program: Option<&str>, pid: i32) -> String {
+    safe(&format!("{} (pid {pid})", program.map_or("[unknown]", basename)))
+}
+
+/// Names from the root to the caller of the allocator. `names`: those of the frames.
+pub(super) fn code(stacks: &[Stack], names: &[String], stack: &Measured<u32>) -> Vec<String> {
+    let known = stack.as_ref().ok().and_then(|stack| stacks.get(*stack as usize));
     let Some(stack) = known else { return vec!["[no stack]".to_owned()] };
     let frames = stack.frames.iter().rev();
     let frames =

@@ -1,8 +1,9 @@
 //! What a program asked of its allocator (`allocwall count`) as text, JSON, pprof profile and collapsed stacks.
 //!
 //! Numbers of calls are exact. What was sampled is estimated for each process, and put together here: sums of independent
-//! estimates, and histograms.
+//! estimates, and histograms. A process that runs already has a report of its own: `bursts`.
 
+pub mod bursts;
 pub mod collapsed;
 pub mod json;
 pub mod pprof;
@@ -18,7 +19,7 @@ use allocwall_model::allocations::{
 use allocwall_model::catalogue::modules::role_of_library;
 use allocwall_model::catalogue::prices::{MALLOC_ARENA, MALLOC_CACHED};
 use allocwall_model::catalogue::symbols::{self, UserRole};
-use allocwall_model::recording::{Ended, Frame, Module, ModuleRole, PriceList};
+use allocwall_model::recording::{Ended, Frame, Module, ModuleRole, PriceList, Stack};
 use allocwall_model::units::{Absence, Interval, Measured, Reason, thousands};
 use std::collections::BTreeMap;
 
@@ -136,7 +137,9 @@ impl Work {
             few if few < FEW_PER_UNIT => {
                 ("unlikely", "under 10: the allocator is unlikely to be what the work waits for")
             }
-            many if many > MANY_PER_UNIT => ("possible", "over 30: the allocator can be what the work waits for"),
+            many if many > MANY_PER_UNIT => {
+                ("possible", "over 30: the allocator can be what the work waits for")
+            }
             _ => ("between", "between 10 and 30: the number alone does not decide"),
         }
     }
@@ -302,18 +305,28 @@ impl SizeRow {
     }
 }
 
+/// All rows, the smallest sizes first.
+fn empty_rows() -> Vec<SizeRow> {
+    let row = |nth: usize| SizeRow {
+        above: nth.checked_sub(1).map_or(0, |before| ROW_TOPS[before]),
+        up_to: ROW_TOPS.get(nth).copied(),
+        calls: 0,
+        bytes: Interval::exact(0.0),
+    };
+    (0..=ROW_TOPS.len()).map(row).collect()
+}
+
+/// The row of a size class.
+fn row_of(class: usize) -> usize {
+    let (_, high) = class_sizes(class);
+    ROW_TOPS.partition_point(|top| *top < high)
+}
+
 fn size_rows(classes: &[u64]) -> Vec<SizeRow> {
-    let mut rows: Vec<SizeRow> = (0..=ROW_TOPS.len())
-        .map(|nth| SizeRow {
-            above: nth.checked_sub(1).map_or(0, |before| ROW_TOPS[before]),
-            up_to: ROW_TOPS.get(nth).copied(),
-            calls: 0,
-            bytes: Interval::exact(0.0),
-        })
-        .collect();
+    let mut rows = empty_rows();
     for (class, &count) in classes.iter().enumerate() {
         let (low, high) = class_sizes(class);
-        let row = &mut rows[ROW_TOPS.partition_point(|top| *top < high)];
+        let row = &mut rows[row_of(class)];
         // The last class has no largest size.
         let (low, high) = (low as f64, if high == u64::MAX { 2.0 * low as f64 } else { high as f64 });
         row.calls = row.calls.saturating_add(count);
@@ -425,7 +438,7 @@ fn sampled(counted: &Counted) -> Measured<Sampled> {
         live_blocks: sum_of(|samples| samples.live_blocks),
         live_bytes: sum_of(|samples| samples.live_bytes),
         peak: Peak { pid: process.pid, bytes: largest.peak_bytes, at_ns: largest.peak_at_ns },
-        sites: Callers::of(counted).sites(known.iter().flat_map(|(_, samples)| &samples.sites)),
+        sites: Callers::of(Code::of(counted)).sites(known.iter().flat_map(|(_, samples)| &samples.sites)),
         lost,
         spent_ns: known.iter().try_fold(0_u64, |sum, (_, samples)| {
             samples.spent_ns.as_ref().map(|spent| sum.saturating_add(*spent)).map_err(Clone::clone)
@@ -489,17 +502,35 @@ impl Sampled {
     }
 }
 
+/// What stacks consist of.
+#[derive(Clone, Copy)]
+struct Code<'a> {
+    modules: &'a [Module],
+    frames: &'a [Frame],
+    stacks: &'a [Stack],
+}
+
+impl<'a> Code<'a> {
+    fn of(counted: &'a Counted) -> Code<'a> {
+        Code { modules: &counted.modules, frames: &counted.frames, stacks: &counted.stacks }
+    }
+
+    fn module(self, frame: &Frame) -> Option<&'a Module> {
+        self.modules.get(frame.module? as usize)
+    }
+}
+
 /// Who calls the allocator.
 struct Callers<'a> {
-    counted: &'a Counted,
+    code: Code<'a>,
     /// Of each frame.
     roles: Vec<Option<UserRole>>,
 }
 
 impl<'a> Callers<'a> {
-    fn of(counted: &'a Counted) -> Callers<'a> {
-        let roles = counted.frames.iter().map(|frame| user_role(module_of(counted, frame), frame));
-        Callers { counted, roles: roles.collect() }
+    fn of(code: Code<'a>) -> Callers<'a> {
+        let roles = code.frames.iter().map(|frame| user_role(code.module(frame), frame));
+        Callers { code, roles: roles.collect() }
     }
 
     fn sites<'s>(&self, sites: impl Iterator<Item = &'s Site>) -> Vec<CallSite> {
@@ -524,7 +555,7 @@ impl<'a> Callers<'a> {
     fn function(&self, stack: &Measured<u32>) -> (String, String) {
         let nothing = |why: &str| (why.to_owned(), String::new());
         let Ok(stack) = stack else { return nothing(NO_USER_STACK) };
-        let Some(stack) = self.counted.stacks.get(*stack as usize) else { return nothing(NO_SYMBOL) };
+        let Some(stack) = self.code.stacks.get(*stack as usize) else { return nothing(NO_SYMBOL) };
         let frames = || stack.frames.iter().copied().filter(move |&frame| !self.is_root(frame));
         let own = |&frame: &u32| self.frame(frame).is_some() && self.role(frame).is_none();
         let site = frames()
@@ -533,7 +564,7 @@ impl<'a> Callers<'a> {
             .or_else(|| frames().find(|frame| stack.complete && self.name(*frame).is_some()));
         match site.and_then(|frame| self.frame(frame)) {
             Some(frame) => {
-                let module = module_of(self.counted, frame).map_or("", |module| module.path.as_str());
+                let module = self.code.module(frame).map_or("", |module| module.path.as_str());
                 let function = match &frame.symbol {
                     Some(symbol) => symbol.clone(),
                     None if module.is_empty() => GENERATED_CODE.to_owned(),
@@ -547,7 +578,7 @@ impl<'a> Callers<'a> {
     }
 
     fn frame(&self, frame: u32) -> Option<&'a Frame> {
-        self.counted.frames.get(frame as usize)
+        self.code.frames.get(frame as usize)
     }
 
     fn name(&self, frame: u32) -> Option<&'a str> {
@@ -564,7 +595,7 @@ impl<'a> Callers<'a> {
 
     fn is_outside_libc(&self, frame: u32) -> bool {
         let of_libc = matches!(
-            self.frame(frame).and_then(|frame| module_of(self.counted, frame)).map(|module| module.role),
+            self.frame(frame).and_then(|frame| self.code.module(frame)).map(|module| module.role),
             Some(
                 ModuleRole::Libc
                     | ModuleRole::Loader
@@ -579,7 +610,7 @@ impl<'a> Callers<'a> {
 }
 
 fn module_of<'a>(counted: &'a Counted, frame: &Frame) -> Option<&'a Module> {
-    counted.modules.get(frame.module? as usize)
+    Code::of(counted).module(frame)
 }
 
 /// The function of a frame, else its file in brackets.
@@ -617,7 +648,7 @@ fn percent_number(share: f64) -> String {
 mod tests {
     use super::*;
     use allocwall_model::allocations::{CLASSES, Point, ThreadCount, class_of};
-    use allocwall_model::recording::{Price, Stack};
+    use allocwall_model::recording::Price;
 
     const SECOND_NS: u64 = 1_000_000_000;
 
@@ -975,7 +1006,7 @@ mod tests {
     #[test]
     fn a_stack_that_ends_in_the_c_library_names_no_caller() {
         let mut counted = run().counted;
-        let function = |counted: &Counted, stack: u32| Callers::of(counted).function(&Ok(stack)).0;
+        let function = |counted: &Counted, stack: u32| Callers::of(Code::of(counted)).function(&Ok(stack)).0;
         counted.stacks[2] = Stack { frames: vec![2], complete: false };
         assert_eq!(function(&counted, 2), NO_CALLERS);
         counted.stacks[2].complete = true;

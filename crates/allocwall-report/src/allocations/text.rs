@@ -209,7 +209,7 @@ fn per_mille(tenths: u64) -> String {
 }
 
 /// The heading of a table. `heads` begins with the title.
-fn head(page: &mut Page, title: &str, heads: &str) {
+pub(super) fn head(page: &mut Page, title: &str, heads: &str) {
     page.blank();
     let rest = heads.strip_prefix(title).unwrap_or_default();
     let line = format!("{}{}", page.paint(Ink::Heading, title), page.paint(Ink::Faint, rest));
@@ -353,7 +353,7 @@ fn percentile(times: &Histogram, part: f64) -> String {
 }
 
 /// In the unit that fits, with two digits at least.
-fn time(ns: f64) -> String {
+pub(super) fn time(ns: f64) -> String {
     let (value, unit) = match ns {
         ns if ns < 999.5 => (ns, "ns"),
         ns if ns < 999.5e3 => (ns / 1e3, "µs"),
@@ -436,19 +436,25 @@ fn sites(page: &mut Page, sampled: &Sampled, run: &Run) {
         }
         page.section("CALL SITES", by);
         for site in named.iter().take(SITES_SHOWN) {
-            site_line(page, site, part(amount(site), all), &shown(site));
+            site_line(
+                page,
+                (site.function.as_str(), site.module.as_str()),
+                part(amount(site), all),
+                &shown(site),
+            );
         }
     }
 }
 
-fn site_line(page: &mut Page, site: &CallSite, share: f64, amount: &str) {
+/// A function and its file, with its share of all.
+pub(super) fn site_line(page: &mut Page, (function, module): (&str, &str), share: f64, amount: &str) {
     let mut lead = right(&percent(share), 8);
     if page.width >= 70 {
         lead.push_str(&right(amount, 14));
     }
     let room = page.width.saturating_sub(columns(&lead) + 2);
-    let module = elide_middle(&terminal(basename(&site.module)), room / 3);
-    let function = elide_middle(&terminal(&site.function), room.saturating_sub(columns(&module) + 2));
+    let module = elide_middle(&terminal(basename(module)), room / 3);
+    let function = elide_middle(&terminal(function), room.saturating_sub(columns(&module) + 2));
     let module = page.paint(Ink::Faint, &module);
     page.line(&format!("{lead}  {function}  {module}"));
 }
@@ -574,11 +580,11 @@ fn losses(page: &mut Page, sampled: &Sampled) {
     }
 }
 
-fn count_of(n: u64, of: &str) -> String {
+pub(super) fn count_of(n: u64, of: &str) -> String {
     format!("{} {}", thousands(n), plural(n, of))
 }
 
-fn part(part: f64, whole: f64) -> f64 {
+pub(super) fn part(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { part / whole } else { 0.0 }
 }
 
