@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 /// The most threads of a replay.
 pub const MOST_LANES: usize = 8;
 /// With fewer calls, or fewer sampled blocks that ended, a mix rests on chance.
-const LEAST_CALLS: u64 = 1000;
+const LEAST_CALLS: u64 = 100;
 const LEAST_ENDS: u64 = 30;
 /// A thread with a smaller share of allocations and of frees is left out.
 const LEAST_SHARE: f64 = 0.01;

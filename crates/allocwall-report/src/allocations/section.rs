@@ -25,7 +25,12 @@ pub fn section(page: &mut Page, rec: &Recording) {
     }
     sizes(page, counted);
     let mut facts = vec![];
-    let copied = counted.calls().copied_bytes as f64;
+    let calls = counted.calls();
+    if calls.realloc_bytes > 0 {
+        let share = calls.realloc_bytes as f64 / requested(&calls);
+        facts.push(format!("realloc requests {} of all bytes", percent(share)));
+    }
+    let copied = calls.copied_bytes as f64;
     if let Some(each_second) = counted.rate_of(copied).filter(|_| copied > 0.0) {
         facts.push(format!("realloc copies {} a second", bytes(each_second as u64)));
     }
@@ -59,7 +64,7 @@ fn sizes(page: &mut Page, counted: &Counted) {
         let (of_calls, of_bytes) = shares(row);
         let title = left(&format!("  {}", row.title()), 22);
         let line = format!(
-            "{title}{} of the blocks{} of their bytes",
+            "{title}{} of the new blocks{} of their bytes",
             right(&percent(of_calls), 7),
             right(&percent(of_bytes), 8)
         );
@@ -135,7 +140,7 @@ mod tests {
             assert!(text.contains(part), "{part}: {text}");
         }
         // Three rows.
-        assert_eq!(text.matches("of the blocks ").count(), 3, "{text}");
+        assert_eq!(text.matches("of the new blocks").count(), 3, "{text}");
         assert!(!text.contains("not counted"), "{text}");
         assert!(printed(&service(), 40).lines().all(|line| columns(line) <= 40));
     }
