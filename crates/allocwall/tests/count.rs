@@ -152,7 +152,10 @@ fn calls_are_counted_exactly_and_sampled() {
     };
     counted(&document);
     assert_eq!(document["ended"]["status"], "exit status: 3");
-    assert_eq!((&document["work"]["judgement"], number(&document["work"]["units"])), (&"possible".into(), 100));
+    assert_eq!(
+        (&document["work"]["judgement"], number(&document["work"]["units"])),
+        (&"possible".into(), 100)
+    );
     // A sixth of the frees is another thread's. A busy machine has fewer samples.
     let remote = document["estimates"]["remote_share"]["point"].as_f64().expect("a share");
     assert!((0.02..0.6).contains(&remote), "{remote}");

@@ -33,6 +33,9 @@ const MOST_THREADS: usize = 500;
 const COLLECTED: usize = 64;
 /// Blocks with ages from this part of the time between two batches on, and up to this multiple, are those of a batch.
 const BATCH_AGES: (f64, f64) = (0.125, 2.0);
+/// The same for fewer than this part of all blocks, up to this multiple: a thread that is interrupted makes the blocks of its batch
+/// older. One of them that stayed would keep the heap from being trimmed, which the target's never did.
+const INTERRUPTED: (f64, f64) = (0.01, 8.0);
 /// At least this part of the blocks is taken to belong to batches, so that the time between them stays finite.
 const LEAST_BATCHED: f64 = 0.05;
 /// How many blocks are drawn to know what is usual, and how many reallocs they may have together.
@@ -251,7 +254,11 @@ impl Draws {
             *period = period.min(count as f64).max(1.0);
             count = (count as f64 / *period) as usize * *period as usize;
         }
-        let batches = period.zip(mix.batch).map(|(period, batch)| Batches { period, order: batch.order });
+        let batches = period.zip(mix.batch).map(|(period, batch)| Batches {
+            period,
+            oldest: self.oldest(period, &mut random.clone()),
+            order: batch.order,
+        });
         let first = random.below(1 << 20);
         let mut drafts = Vec::with_capacity(count * 2);
         for block in 0..count {
@@ -267,25 +274,41 @@ impl Draws {
         let lives = self.tried(random);
         let mut period = batch.blocks;
         for _ in 0..4 {
-            let of_batch = lives.iter().filter(|life| is_of_batch(life.age, period)).count();
+            let ages = BATCH_AGES.0 * period..BATCH_AGES.1 * period;
+            let of_batch = lives.iter().filter(|life| ages.contains(&life.age)).count();
             period = batch.blocks / (of_batch as f64 / lives.len() as f64).max(LEAST_BATCHED);
         }
+        forget(lives);
         period.round().max(1.0)
     }
-}
 
-fn is_of_batch(age: f64, period: f64) -> bool {
-    (BATCH_AGES.0 * period..BATCH_AGES.1 * period).contains(&age)
+    /// The largest age of the blocks of a batch, in new blocks.
+    fn oldest(&self, period: f64, random: &mut Random) -> f64 {
+        let lives = self.tried(random);
+        let (usual, interrupted) = (BATCH_AGES.1 * period, INTERRUPTED.1 * period);
+        let between = lives.iter().filter(|life| (usual..interrupted).contains(&life.age)).count();
+        let few = (between as f64) < INTERRUPTED.0 * lives.len() as f64;
+        forget(lives);
+        if few { interrupted } else { usual }
+    }
 }
 
 /// When blocks are freed together.
 struct Batches {
+    /// Of the ages of its blocks.
+    oldest: f64,
     /// Whole new blocks from one batch to the next.
     period: f64,
     order: FreeOrder,
 }
 
 impl Batches {
+    /// How long a block lives that is of a batch or shorter-lived, which does not outlive its batch either.
+    fn age(&self, age: f64, born: f64, random: &mut Random) -> f64 {
+        let rest = self.end(born, random) - born;
+        if age < BATCH_AGES.0 * self.period { age.min(rest) } else { rest }
+    }
+
     /// The end of the batch of a block that begins at this time: between the last new block of the batch and the next one.
     fn end(&self, born: f64, random: &mut Random) -> f64 {
         let part = match self.order {
@@ -336,8 +359,8 @@ fn draft(
     add(born, if life.zeroed { Act::Zeroed } else { Act::New }, life.size, 0);
     // A block of the next pass has the same slot, so it must have ended by then.
     let longest = if grows { f64::INFINITY } else { whole - 0.5 };
-    let age = match batches.filter(|batches| is_of_batch(life.age, batches.period)) {
-        Some(batches) => batches.end(born, random) - born,
+    let age = match batches.filter(|batches| life.age < batches.oldest) {
+        Some(batches) => batches.age(life.age, born, random),
         None => life.age.min(longest),
     };
     let scale = if life.age > 0.0 { age / life.age } else { 1.0 };
@@ -721,6 +744,34 @@ mod tests {
         let mut alone = mix();
         alone.sizes = vec![(4096, 1.0)];
         assert!(longest(&Plan::of(&alone, 3, GIB).lanes[0].ops).len() < 30);
+    }
+
+    #[test]
+    fn few_older_blocks_of_a_batch_end_with_it_and_many_do_not() {
+        // How often as few blocks as ever are in use after a row of frees.
+        let left = |older: f64| {
+            let mut mix = mix();
+            mix.sizes = vec![(4096, 1.0)];
+            mix.fates[1].fates = vec![
+                fate(0.1, End::Freed, (10.0, 50.0)),
+                fate(0.9 - older, End::Freed, (100.0, 600.0)),
+                fate(older, End::Freed, (1200.0, 3000.0)),
+            ];
+            mix.batch = Some(Batch { blocks: 500.0, order: FreeOrder::OldestFirst });
+            let plan = Plan::of(&mix, 3, GIB);
+            let (mut in_use, mut least) = (0_i64, vec![]);
+            for pair in plan.lanes[0].ops.windows(2) {
+                in_use += if pair[0].act == Act::New { 1 } else { -1 };
+                if pair[0].act == Act::Free && pair[1].act == Act::New {
+                    least.push(in_use);
+                }
+            }
+            // Blocks of the previous pass make all numbers larger by the same.
+            let lowest = least.iter().min().copied().unwrap_or(0);
+            least.iter().filter(|in_use| **in_use == lowest).count()
+        };
+        let (few, many) = (left(0.002), left(0.05));
+        assert!(few >= 20 && many <= 3, "{few} and {many}");
     }
 
     #[test]
