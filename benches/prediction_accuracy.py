@@ -420,8 +420,8 @@ def apart(name, command, arms, needs, **environment):
     return Program(name, "real", command, arms, environment, needs, kept_apart=True)
 
 
-def requests(name, rounds):
-    return own("requests.c", name, rounds, kept_apart=True)
+def requests(name, rounds, kept_apart=True):
+    return own("requests.c", name, rounds, kept_apart=kept_apart)
 
 
 def structures(name, rounds):
@@ -455,12 +455,13 @@ PROGRAMS = [
     server("postgresql", postgres, postgres_load, ("jemalloc", "mimalloc", "glibc-keep-memory"), ("postgres", "initdb", "pgbench")),
     server("python-service", python_service(), python_load(6000), ("jemalloc", "mimalloc", "glibc-keep-memory")),
     server("python-wall", python_service("--wall"), python_load(1000), ("jemalloc", "glibc-keep-memory", "glibc-hugetlb")),
+    # The replay was corrected after these two had been measured.
+    requests("buffer-realloc", 40, kept_apart=False),
+    requests("request-heap", 600, kept_apart=False),
     # Programs kept apart. Each takes about a second of CPU time: together about 1,200 runs, less than 35 minutes on 2 CPUs.
-    requests("buffer-realloc", 40),
     requests("buffer-steps", 5000),
     requests("buffer-small", 10_000),
     requests("realloc-twin", 90),
-    requests("request-heap", 600),
     requests("request-small", 80_000),
     requests("large-calloc", 1050),
     requests("shared-memory", 75),

@@ -17,6 +17,12 @@ use std::time::{Duration, Instant};
 const POLLED: Duration = Duration::from_millis(50);
 const POLLED_AT_FIRST: Duration = Duration::from_millis(5);
 const AT_FIRST: Duration = Duration::from_secs(1);
+
+/// The time from one reading to the next, if so much has passed.
+pub fn pause(passed: Duration) -> Duration {
+    if passed < AT_FIRST { POLLED_AT_FIRST } else { POLLED }
+}
+
 /// What a recording keeps one by one: processes, threads of a process, and call sites of all processes.
 const PROCESSES: usize = 64;
 const THREADS: usize = 256;
@@ -58,8 +64,7 @@ impl Counting {
         &self.folder
     }
 
-    /// What a command needs in its environment to be counted. The library comes before what this program's own environment
-    /// preloads: it passes each call on to the next one (ld.so(8)).
+    /// What a command needs in its environment to be counted.
     pub fn environment(&self) -> Vec<(OsString, OsString)> {
         let mut variables = environment(&self.folder, self.every);
         let preloads = preloads(&self.library, std::env::var_os("LD_PRELOAD").as_deref());
@@ -88,7 +93,8 @@ impl Counting {
     }
 }
 
-fn preloads(library: &Path, present: Option<&OsStr>) -> OsString {
+/// LD_PRELOAD with the library before what is preloaded already: it passes each call on to the next one (ld.so(8)).
+pub fn preloads(library: &Path, present: Option<&OsStr>) -> OsString {
     let mut list = library.as_os_str().to_owned();
     if let Some(present) = present.filter(|present| !present.is_empty()) {
         list.push(":");
@@ -104,8 +110,7 @@ fn watch(folder: &Folder, readers: Readers, stopped: &Receiver<()>) -> Measured<
     let began = Instant::now();
     loop {
         watch.poll();
-        let pause = if began.elapsed() < AT_FIRST { POLLED_AT_FIRST } else { POLLED };
-        match stopped.recv_timeout(pause) {
+        match stopped.recv_timeout(pause(began.elapsed())) {
             Err(RecvTimeoutError::Timeout) => {}
             Ok(()) => return kept(watch.finish()),
             Err(RecvTimeoutError::Disconnected) => {
@@ -118,7 +123,7 @@ fn watch(folder: &Folder, readers: Readers, stopped: &Receiver<()>) -> Measured<
 /// As much as a recording keeps: the busiest processes and threads, and the call sites with most bytes.
 fn kept(mut counted: Counted) -> Measured<Counted> {
     if counted.calls().all() == 0 {
-        return Err(nothing(&counted));
+        return Err(why_nothing(&counted));
     }
     let most = PROCESSES.min(counted.processes.len());
     for process in counted.processes.split_off(most) {
@@ -150,7 +155,8 @@ fn kept(mut counted: Counted) -> Measured<Counted> {
     Ok(counted)
 }
 
-fn nothing(counted: &Counted) -> Absence {
+/// Why no call was counted.
+pub fn why_nothing(counted: &Counted) -> Absence {
     let of_processes = counted.processes.iter().flat_map(|process| &process.missing);
     match of_processes.chain(&counted.missing).next() {
         Some(why) => why.clone(),

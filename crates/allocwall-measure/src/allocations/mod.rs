@@ -11,7 +11,7 @@ mod process;
 pub(crate) mod stacks;
 mod watch;
 
-pub use counting::Counting;
+pub use counting::{Counting, pause, preloads, why_nothing};
 pub(crate) use layout::Copied;
 pub use watch::{Folder, Watch};
 

@@ -1,4 +1,5 @@
-//! What `diagnose --count` and `trial` need to count the calls of a command: the library, and why a command can't be counted.
+//! What `count`, `diagnose --count` and `trial` need to count the calls of a command: the library, and why a command can't be
+//! counted.
 
 use super::arms;
 use super::diagnosis::readers;
@@ -13,7 +14,7 @@ use rustix::process::{Resource, getrlimit};
 use std::ffi::OsString;
 
 /// A file of counts without samples (crates/allocwall-preload/src/count.h).
-const SMALL_FILE: u64 = 128 << 10;
+pub const SMALL_FILE: u64 = 128 << 10;
 
 /// What reads the counts of a command that is started in its environment.
 ///
@@ -39,20 +40,20 @@ pub fn start(command: &[OsString], printer: &Printer) -> Measured<Counting> {
 }
 
 /// Why the calls of this command can't be counted, as far as that is known before it starts.
-fn uncountable(facts: &TargetFacts, library: &FileView) -> Option<Absence> {
-    let refused = |reason, detail: String| Some(Absence::new(reason, detail));
+pub fn uncountable(facts: &TargetFacts, library: &FileView) -> Option<Absence> {
     let raised = facts.programs.iter().find_map(|program| Some((program.path.display(), program.raised?)));
     if let Some((path, raised)) = raised {
         let detail = format!("{path} has {}, so its loader ignores the library that counts", raised.text());
-        return refused(Reason::NotPermitted, detail);
+        return Some(Absence::new(Reason::NotPermitted, detail).mend(RUNNING));
     }
     if facts.env_cleared {
-        return refused(Reason::NotApplicable, "`env -i` in the command removes LD_PRELOAD".to_owned());
+        let why = Absence::new(Reason::NotApplicable, "`env -i` in the command removes LD_PRELOAD");
+        return Some(why.mend("put allocwall after it"));
     }
     let needed = |name: &&String| *name == "LD_PRELOAD" || name.starts_with("ALLOCWALL_");
     if let Some(name) = facts.env_changed.iter().find(needed) {
         let detail = format!("`env` in the command sets or removes {name}, which counting needs");
-        return refused(Reason::NotApplicable, detail);
+        return Some(Absence::new(Reason::NotApplicable, detail).mend("set it for allocwall instead"));
     }
     let program = facts.certain()?;
     let view = &program.view;
@@ -63,23 +64,28 @@ fn uncountable(facts: &TargetFacts, library: &FileView) -> Option<Absence> {
         _ if (view.machine, view.is_64) != (library.machine, library.is_64) => {
             (Reason::NotSupported, "is for another architecture than the library that counts")
         }
-        (Ok(Runtime::Go { .. }), _) if is_static => {
-            (Reason::NotApplicable, "is a Go program without the C library, so it does not call malloc")
-        }
+        (Ok(Runtime::Go { .. }), _) if is_static => (
+            Reason::NotApplicable,
+            "is a Go program without the C library: Go's own allocator does not call malloc",
+        ),
         (_, Ok(Libc::Static)) => STATIC,
         _ if is_static => STATIC,
-        (_, Ok(Libc::Musl { .. })) => (Reason::NotSupported, "is linked with musl: counting needs glibc"),
+        (_, Ok(Libc::Musl { .. })) => {
+            (Reason::NotSupported, "is linked with musl: counting from its start needs glibc")
+        }
         _ if own_allocator => (
             Reason::NotSupported,
             "contains an allocator of its own, so its calls do not reach the library that counts",
         ),
         _ => return None,
     };
-    refused(reason, format!("{} {why}", program.name()))
+    let absence = Absence::new(reason, format!("{} {why}", program.name()));
+    Some(if reason == Reason::NotApplicable { absence } else { absence.mend(RUNNING) })
 }
 
 const STATIC: (Reason, &str) =
     (Reason::NotSupported, "is statically linked, so no library can count its calls");
+const RUNNING: &str = "while it runs, use `allocwall count -p PID`, as root";
 
 #[cfg(test)]
 mod tests {
@@ -121,7 +127,7 @@ mod tests {
             facts.programs[0].runtime = Ok(Runtime::Go { version: None });
             facts.programs[0].view.kind = ElfKind::StaticExecutable;
         };
-        refused(&go, "does not call malloc");
+        refused(&go, "Go's own allocator");
         let own = |facts: &mut TargetFacts| {
             facts.programs[0].allocator = Ok((AllocatorKind::Jemalloc, None));
             facts.programs[0].view.serves_malloc = true;
