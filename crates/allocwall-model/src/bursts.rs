@@ -299,7 +299,7 @@ impl Stratum {
     fn mean_without(&self, sum: Block, left_out: Block) -> Option<(f64, f64)> {
         let weight = sum.weight - left_out.weight;
         let each = self.scale / weight;
-        (weight > 0.0).then(|| ((sum.part - left_out.part) * each, (sum.whole - left_out.whole) * each))
+        (weight > 0.0).then_some(((sum.part - left_out.part) * each, (sum.whole - left_out.whole) * each))
     }
 
     fn mean(&self) -> (f64, f64) {

@@ -188,7 +188,7 @@ fn callers(bursts: &Bursts) -> Vec<Caller> {
             (sum.0, sum.1) = (sum.0 + calls, sum.1 + bytes);
         }
     }
-    let mut ranked: Vec<(&(String, String), (f64, f64))> = sums.into_iter().collect();
+    let mut ranked: Vec<_> = sums.into_iter().collect();
     ranked.sort_by(|a, b| b.1.0.total_cmp(&a.1.0));
     let mut by_bytes = ranked.clone();
     by_bytes.sort_by(|a, b| b.1.1.total_cmp(&a.1.1));
@@ -365,6 +365,7 @@ fn site_rows(page: &mut Page, summary: &Summary) {
     let by_calls = summary.ranked(|caller| caller.calls_per_s);
     let by_bytes = summary.ranked(|caller| caller.bytes_per_s);
     let share = |share: &Measured<Interval>| share.as_ref().map_or(0.0, |share| share.point);
+    let bounded = matches!(summary.bursts.calls_per_s(&|_, _, _| true), Ok(Rate::AtLeast(_)));
     for (by, ranked) in [("by calls", by_calls), ("by bytes", by_bytes)] {
         if ranked.is_empty() {
             continue;
@@ -376,7 +377,9 @@ fn site_rows(page: &mut Page, summary: &Summary) {
                 _ => (share(&caller.bytes), bytes(caller.bytes_per_s as u64)),
             };
             let names = (caller.function.as_str(), caller.module.as_str());
-            site_line(page, names, of_all, &format!("{each_second}/s"));
+            // Where all calls together have only a lower bound, so has each site.
+            let each_second = if bounded { String::new() } else { format!("{each_second}/s") };
+            site_line(page, names, of_all, &each_second);
         }
     }
 }
