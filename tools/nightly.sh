@@ -5,6 +5,9 @@ set -euo pipefail
 
 toolchain=$1 test=$2
 shift 2
+# Two installations at the same time spoil one another.
+exec 9<"$0"
+flock 9
 lacking=()
 installed=$(rustup component list --installed --toolchain "$toolchain" 2>/dev/null || true)
 for component in "$@"; do
