@@ -156,9 +156,10 @@ fn calls_are_counted_exactly_and_sampled() {
         (&document["work"]["judgement"], number(&document["work"]["units"])),
         (&"possible".into(), 100)
     );
-    // A sixth of the frees is another thread's. A busy machine has fewer samples.
-    let remote = document["estimates"]["remote_share"]["point"].as_f64().expect("a share");
-    assert!((0.02..0.6).contains(&remote), "{remote}");
+    // A sixth of the frees is another thread's. On a busy machine some twenty were sampled, by chance none of these.
+    let remote = &document["estimates"]["remote_share"];
+    let end = |name: &str| remote[name].as_f64().unwrap_or_else(|| panic!("no share: {remote}"));
+    assert!(end("low") < 0.25 && end("high") > 0.1, "{remote}");
 
     // Without samples, the numbers are the same.
     let exact = place.document(&["--exact", "--json", "--", &program]);
