@@ -233,9 +233,9 @@ def slowest(seconds):
 
 def run_again(step, count):
     """Runs the failed tests of a step once more, each alone; counts those that pass as passed."""
-    if len(count.failed) > MOST_AGAIN:
+    if len(count.failed) > MOST_AGAIN or "--" not in step.command:
         return
-    options = step.command[: step.command.index("--")] if "--" in step.command else step.command
+    options = step.command[: step.command.index("--")]
     for name in [name for name in count.failed if name in count.where]:
         selected, test = count.where[name]
         print(f"== {step.name}, again: {name}", flush=True)
