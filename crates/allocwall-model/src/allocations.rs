@@ -345,6 +345,21 @@ pub struct Further {
     pub classes: Vec<u64>,
 }
 
+impl Default for Further {
+    fn default() -> Further {
+        Further { processes: 0, calls: Calls::default(), classes: vec![0; CLASSES] }
+    }
+}
+
+impl Further {
+    /// Adds a process that is not listed.
+    pub fn add(&mut self, process: &CountedProcess) {
+        self.processes += 1;
+        self.calls.add(&process.calls);
+        add_classes(&mut self.classes, &process.classes);
+    }
+}
+
 /// Exact numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Calls {

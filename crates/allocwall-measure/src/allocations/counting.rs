@@ -6,7 +6,7 @@ use crate::collect::stacks::Compactor;
 use crate::reading::Readers;
 use allocwall_host::clock::monotonic_ns;
 use allocwall_host::worker::Worker;
-use allocwall_model::allocations::{CLASSES, Calls, Counted, Further, add_classes};
+use allocwall_model::allocations::Counted;
 use allocwall_model::units::{Absence, Measured, Reason};
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -127,14 +127,7 @@ fn kept(mut counted: Counted) -> Measured<Counted> {
     }
     let most = PROCESSES.min(counted.processes.len());
     for process in counted.processes.split_off(most) {
-        let further = counted.further.get_or_insert_with(|| Further {
-            processes: 0,
-            calls: Calls::default(),
-            classes: vec![0; CLASSES],
-        });
-        further.processes += 1;
-        further.calls.add(&process.calls);
-        add_classes(&mut further.classes, &process.classes);
+        counted.further.get_or_insert_default().add(&process);
     }
     for process in &mut counted.processes {
         let left_out = process.threads.len().saturating_sub(THREADS) as u64;
@@ -171,7 +164,7 @@ pub fn why_nothing(counted: &Counted) -> Absence {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use allocwall_model::allocations::{Site, ThreadCount};
+    use allocwall_model::allocations::{Calls, Site, ThreadCount};
     use allocwall_model::recording::{Frame, Stack};
     use allocwall_model::units::Interval;
     use allocwall_sketches::recording;

@@ -399,14 +399,7 @@ impl Watch {
         self.finished.sort_by_key(|finished| Reverse(finished.process.calls.all()));
         let most = MOST_PROCESSES.min(self.finished.len());
         for Finished { process, sites, .. } in self.finished.drain(most..) {
-            let further = self.further.get_or_insert_with(|| Further {
-                processes: 0,
-                calls: Calls::default(),
-                classes: vec![0; CLASSES],
-            });
-            further.processes += 1;
-            further.calls.add(&process.calls);
-            add_classes(&mut further.classes, &process.classes);
+            self.further.get_or_insert_default().add(&process);
             self.sites_left += sites.len();
         }
     }
