@@ -11,6 +11,7 @@ use allocwall_model::catalogue::cost::CostClass;
 use allocwall_model::recording::{
     Allocator, Figure, HostFacts, Meta, Price, Probe, ProbeState, Process, Recording, RuntimeAccount,
 };
+use allocwall_model::replay::{Replay, Replayed};
 use allocwall_model::units::{Absence, Interval, Measured};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -51,6 +52,7 @@ pub fn value(rec: &Recording, bill: &Bill, verdict: &Verdict) -> Value {
         "next": list(&verdict.next, |line| json!(line.to_string())),
         "bill": bill_value(bill),
         "counted": counted::value(rec),
+        "replayed": measured(&rec.replayed, replayed),
         "runtimes": list(&rec.accounts, account),
         "hardware": measured(&rec.hardware, |counts| counters::value(counts, rec, bill)),
         "disks": measured(&rec.devices.disks, devices::disks),
@@ -210,6 +212,28 @@ fn site(site: &Site) -> Value {
     })
 }
 
+fn replayed(replay: &Replay) -> Value {
+    let variant = |variant: &Replayed| {
+        let known = |value: &Interval| if variant.failed.is_none() { interval(value) } else { Value::Null };
+        json!({
+            "remedy": variant.remedy,
+            "cost_ns": known(&variant.cost),
+            "saved_ns": known(&variant.saved),
+            "missing": variant.failed.as_ref().map(absence),
+        })
+    };
+    json!({
+        "calls": replay.calls,
+        "rounds": replay.rounds,
+        "present": {
+            "cost_ns": interval(&replay.present.cost),
+            "ready_ns": interval(&replay.present.ready),
+            "faults": interval(&replay.present.faults),
+        },
+        "variants": list(&replay.variants, variant),
+    })
+}
+
 fn account(a: &RuntimeAccount) -> Value {
     json!({
         "pid": a.pid,
@@ -337,6 +361,7 @@ fn recording(rec: &Recording) -> Value {
 mod tests {
     use super::super::{memory_text, sketches};
     use super::*;
+    use allocwall_model::replay::ReplayCost;
     use allocwall_model::resident::TargetMemory;
     use std::collections::BTreeSet;
 
@@ -381,6 +406,39 @@ mod tests {
             collector_cpu_ns: figure(5.0, false),
             allocated_bytes: figure(6.0, false),
         }
+    }
+
+    fn replay() -> Replay {
+        let variant = |remedy: &str, failed| Replayed {
+            remedy: remedy.into(),
+            cost: Interval::exact(40.0),
+            saved: Interval::exact(10.0),
+            failed,
+        };
+        let why = Absence::new(allocwall_model::units::Reason::NotFound, "no such library");
+        Replay {
+            present: ReplayCost {
+                cost: Interval::exact(50.0),
+                ready: Interval::exact(20.0),
+                faults: Interval::exact(0.1),
+            },
+            variants: vec![variant("mimalloc", None), variant("jemalloc", Some(why))],
+            calls: 60_000,
+            rounds: 9,
+        }
+    }
+
+    #[test]
+    fn an_allocator_that_was_not_replayed_has_a_reason_and_no_cost() {
+        let mut case = sketches::first_touch();
+        case.rec.replayed = Ok(replay());
+        let document = value(&case.rec, &case.bill, &case.verdict);
+        let [known, unknown] = [0, 1].map(|nth| &document["replayed"]["variants"][nth]);
+        assert_eq!((&known["saved_ns"]["point"], &known["missing"]), (&json!(10.0), &Value::Null));
+        assert_eq!(
+            (&unknown["saved_ns"], &unknown["missing"]["reason"]),
+            (&Value::Null, &json!("not_found"))
+        );
     }
 
     #[test]
@@ -434,6 +492,7 @@ mod tests {
         cases[0].rec.hardware = Ok(counters::tests::counts());
         cases[0].rec.devices = devices::tests::devices();
         cases[0].rec.counted = Ok(allocwall_sketches::recording::counted(15, &[(9, 64)], 500, 0.1));
+        cases[0].rec.replayed = Ok(replay());
         cases[0].rec.resident =
             Ok(TargetMemory { bills: vec![memory_text::tests::bill()], others: 0, unread: None });
         for case in cases {
