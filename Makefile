@@ -56,7 +56,8 @@ verdicts: build
 	@tools/need.sh python3=python3 cc=build-essential c++=build-essential
 	tests/verdicts/run.py
 
-## The wheel, which contains the program, in target/wheels.
+## The wheel, which contains the program, in target/wheels. PROGRAM=FILE: this one instead of a new build.
+wheel: export ALLOCWALL_PROGRAM := $(if $(PROGRAM),$(abspath $(PROGRAM)))
 wheel:
 	@tools/need.sh python3=python3 cc=build-essential c++=build-essential
 	@/usr/bin/python3 -c 'import ensurepip' 2>/dev/null || tools/need.sh venv=python3-venv

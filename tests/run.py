@@ -65,11 +65,13 @@ def unittests(directory, *modules):
 
 
 REAL = "tests/real"
+# The program that all steps test: of the same build as the tests of the crates, so that nothing is built twice.
+TESTED = "target/debug/allocwall"
 STEPS = [
     Step("format", ["cargo", "fmt", "--all", "--check"], ci=True),
     Step("licences", ["python3", "tools/notices.py"], ci=True),
     Step("lints", ["cargo", "clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"], ci=True),
-    Step("build", ["make", "build"]),
+    Step("build", ["cargo", "build", "--workspace", "--locked"]),
     Step("scripts", **unittests("tests", "test_run")),
     Step("lab scripts", **unittests("tests/lab")),
     Step("hostile scripts", **unittests("tests/hostile")),
@@ -85,14 +87,13 @@ STEPS = [
     Step("models", ["make", "models"]),
     # Miri uses only one core, so the others build at the same time. The output of each target stays together.
     Step("nightly", ["make", "-j2", "--output-sync=target", "miri", "tsan", "fuzz"], ci=True),
-    Step("python", ["make", "python-test"], needs="build"),
+    Step("python", ["make", "python-test", f"PROGRAM={TESTED}"], needs="build"),
     Step("rust", ["cargo", "test", "--workspace", "--locked", "--no-fail-fast", "--", "--show-output"]),
-    Step("hostile", [sys.executable, "tests/hostile/run.py", "--binary", "target/release/allocwall"], needs="build"),
-    # Uses the program that cargo's tests built: another build would take a minute.
-    Step("faults", [sys.executable, "tests/faults/run.py", "--binary", "target/debug/allocwall", "--seconds", "60"], ci=True),
-    Step("lab", [sys.executable, "tests/lab/run.py", "--install", "ci"], needs="build", ci=True),
-    Step("perf", [sys.executable, f"{REAL}/beside_perf.py", "--install"], needs="build"),
-    Step("real", [sys.executable, f"{REAL}/run.py", "--install"], needs="build"),
+    Step("hostile", [sys.executable, "tests/hostile/run.py", "--binary", TESTED], needs="build"),
+    Step("faults", [sys.executable, "tests/faults/run.py", "--binary", TESTED, "--seconds", "60"], needs="build", ci=True),
+    Step("lab", [sys.executable, "tests/lab/run.py", "--binary", TESTED, "--install", "ci"], needs="build", ci=True),
+    Step("perf", [sys.executable, f"{REAL}/beside_perf.py", "--binary", TESTED, "--install"], needs="build"),
+    Step("real", [sys.executable, f"{REAL}/run.py", "--binary", TESTED, "--install"], needs="build"),
     # jemalloc takes minutes to build, and no other step needs it. This step is last, so that it uses the builds of the others.
     Step(
         "bundled",

@@ -60,7 +60,11 @@ def _build(what, wheel_directory, config_settings):
 
 
 def _program():
-    """Builds the program if needed, and returns its path as cargo reports it."""
+    """The path of the program: the one in ALLOCWALL_PROGRAM, or a new build."""
+    if built := os.environ.get("ALLOCWALL_PROGRAM"):
+        if not os.path.isfile(built):
+            sys.exit("allocwall: ALLOCWALL_PROGRAM is not a file: %s" % built)
+        return built
     command = ("cargo", "build", "--release", "--locked", "--package", "allocwall", "--message-format", "json-render-diagnostics")
     run = subprocess.run(command, cwd=_ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     if run.returncode != 0:
