@@ -78,18 +78,18 @@ class Judging(unittest.TestCase):
 
     def test_the_groups_have_separate_figures(self):
         narrow, wide = arm("a", GAIN, interval(-0.12, -0.1, -0.02)), arm("a", GAIN, interval(0.1, 0.2, 0.3))
-        results = [result("a", narrow, program="jq"), result("a", wide, program="git")]
+        results = [result("a", narrow, program="xz"), result("a", wide, program="git")]
         found = {name: [r["program"] for r in part] for name, part in groups(results).items()}
-        self.assertEqual(found, {"kept apart": ["jq"], "fitted": ["git"]})
+        self.assertEqual(found, {"kept apart": ["xz"], "fitted": ["git"]})
         text = page_of(*results)
         self.assertIn("| Hits | at least 90 % | **1 of 1 (100 %)**, met | **0 of 1 (0 %)**, not met |", text)
         self.assertIn("| at most 12 | **10.0**, met | **20.0**, not met |", text)
         self.assertIn("| none | **0 of 0** | **0 of 0** |", text)
-        self.assertIn("| jq | kept apart | a |", text)
+        self.assertIn("| xz | kept apart | a |", text)
         self.assertIn("| git | fitted | a |", text)
 
     def test_a_group_without_a_prediction_meets_no_aim(self):
-        text = page_of(result("a", arm("a", None), program="jq"))
+        text = page_of(result("a", arm("a", None), program="xz"))
         self.assertIn("| Hits | at least 90 % | **0 of 0** | not measured yet |", text)
         self.assertNotIn(", met", text)
 
@@ -97,7 +97,7 @@ class Judging(unittest.TestCase):
         names = [p.name for p in PROGRAMS]
         self.assertEqual(len(names), len(set(names)))
         self.assertTrue(all(p.arms for p in PROGRAMS))
-        self.assertGreater(sum(p.kept_apart for p in PROGRAMS), 19)
+        self.assertGreater(sum(p.kept_apart for p in PROGRAMS), 5)
 
 
 if __name__ == "__main__":

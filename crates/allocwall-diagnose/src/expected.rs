@@ -123,6 +123,7 @@ fn saved(ctx: &Context, remedy: &Remedy) -> Option<Saved> {
     });
     let own = ctx.cpu(&[CostClass::Application]).ok()?.share;
     let replayed = Replayed::of(ctx, remedy).map(|replayed| replayed.saved);
+    let layout = if replayed.is_some() { swaps::LAYOUT_OF_MANY } else { swaps::LAYOUT };
     let of_lines = match (library, replayed) {
         _ if matches!(remedy.effect, Effect::Unknown(_)) => return None,
         (Some(kind), Some(replayed)) => sum(&[replayed, start_cost(ctx, kind)]),
@@ -131,7 +132,7 @@ fn saved(ctx: &Context, remedy: &Remedy) -> Option<Saved> {
         (None, None) => bounded(ctx, remedy)?,
     };
     let aside = match (library, remedy.effect) {
-        (Some(_), _) => times(own, swaps::LAYOUT),
+        (Some(_), _) => times(own, layout),
         (None, Effect::HugeTouch) if remedy.applies(Change::ArenaHook) => loads_of_arenas(ctx, remedy, own),
         (None, Effect::HugeTouch) => loads_on_huge_pages(ctx, remedy, own),
         (None, _) => times(own, swaps::PLACES),
@@ -251,19 +252,48 @@ const MAPPING: &[CostClass] = &[MapCalls, PageRelease, AddressSpaceLock];
 
 // ---- another allocator ----
 
+/// Why nothing that was measured shows what another allocator saves; None if something does.
+fn unpredictable(ctx: &Context, remedy: &Remedy) -> Option<&'static str> {
+    if remedy.effect != Effect::Swap || contended(ctx) {
+        return None;
+    }
+    let replayed = Replayed::of(ctx, remedy).is_some();
+    if !replayed && grows_in_place(ctx) {
+        return Some(COPIES);
+    }
+    changes_places_most(ctx, remedy, replayed).then_some(PLACES_UNKNOWN)
+}
+
+fn is_unpredictable(ctx: &Context, remedy: &Remedy) -> bool {
+    unpredictable(ctx, remedy).is_some()
+}
+
+const COPIES: &str = "unknown: realloc makes many blocks larger in place or by moving their pages, where another allocator may copy \
+                      them. Only a trial shows it";
+const PLACES_UNKNOWN: &str = "unknown: another allocator puts blocks at other addresses. This can save more CPU than malloc uses, or \
+                              nothing. Only a trial shows it";
+/// From this part of all calls for memory on, reallocs that copy nothing decide what another allocator costs. Our choice.
+const MANY_IN_PLACE: f64 = 0.1;
+
+/// Whether the counted calls have many reallocs that copied nothing. The bill hardly shows them, as they cost next to nothing.
+fn grows_in_place(ctx: &Context) -> bool {
+    let Some(counted) = ctx.counted().and_then(|_| ctx.recording.counted.as_ref().ok()) else { return false };
+    let calls = counted.calls();
+    let free_of_copies = calls.in_place.saturating_add(calls.remapped);
+    free_of_copies as f64 >= MANY_IN_PLACE * calls.allocations().saturating_add(calls.reallocs()) as f64
+        && free_of_copies > 0
+}
+
 /// Whether the allocator's own time is not what another allocator changes most. If its calls are many and cheap, or if loads
 /// miss the TLB, the place of the blocks matters more, and nothing that was measured shows what that is worth. It is a detail
 /// if slow calls, or the kernel's work for malloc, take more time.
-fn is_unpredictable(ctx: &Context, remedy: &Remedy) -> bool {
-    if remedy.effect != Effect::Swap || contended(ctx) {
-        return false;
-    }
+fn changes_places_most(ctx: &Context, remedy: &Remedy, replayed: bool) -> bool {
     let code = ctx.cpu(&[AllocatorCode]).ok().filter(|code| code.share.low >= needs::WORTH_A_SWAP);
     let code = code.map_or(0.0, |code| code.share.point);
     let (slow, cheap) =
         if matches!(ctx.served().0, Served::Missing | Served::Mixed) { (code, 0.0) } else { (0.0, code) };
     // A replay of the calls shows what they cost elsewhere, but not what the program's own loads do.
-    let cheap = if Replayed::of(ctx, remedy).is_some() { 0.0 } else { cheap };
+    let cheap = if replayed { 0.0 } else { cheap };
     // Without a count, nothing shows that loads miss the TLB.
     let by_places = cheap.max(counted_walks(ctx) * memory_reached(ctx, remedy).high);
     by_places >= needs::WORTH_A_SWAP && by_places > slow + in_kernel(ctx, remedy)
@@ -660,14 +690,13 @@ fn by_price(ctx: &Context, remedy: &Remedy) -> ByPrice {
     };
     match remedy.effect {
         Effect::NotCpu(what) => none(format!("acts on {what}, not on CPU time")),
-        Effect::Swap if is_unpredictable(ctx, remedy) => none(
-            "unknown: another allocator puts blocks at other addresses. This can save more CPU than malloc uses, or nothing. Only a trial shows it"
-                .into(),
-        ),
-        Effect::Swap => none(format!(
-            "{} of CPU ({lines}) × the part that it saved in other programs that were measured",
-            percent(sum.share.point)
-        )),
+        Effect::Swap => none(match unpredictable(ctx, remedy) {
+            Some(why) => why.into(),
+            None => format!(
+                "{} of CPU ({lines}) × the part that it saved in other programs that were measured",
+                percent(sum.share.point)
+            ),
+        }),
         Effect::OwnArenas => none(format!(
             "{} of CPU ({lines}), and the code that contention slows; freeing a block of another thread still needs a lock",
             percent(sum.share.point)

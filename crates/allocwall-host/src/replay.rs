@@ -9,7 +9,7 @@ use rustix::process::{Resource, Rlimit, Signal, getrlimit, set_parent_process_de
 use std::hint::black_box;
 use std::io;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Builder};
@@ -53,8 +53,8 @@ pub struct Lane {
     pub partner: usize,
     /// The calling thread plays it.
     pub main: bool,
-    /// After this number of operations, a new thread takes its place.
-    pub ops_per_thread: Option<usize>,
+    /// Numbers of operations of the threads that follow one another; the last one has the rest. Empty: one thread does all passes.
+    pub threads: Vec<usize>,
 }
 
 /// Where the blocks come from.
@@ -83,6 +83,9 @@ pub struct Passes {
     pub cpu_ns: u64,
     /// Minor page faults.
     pub faults: u64,
+    /// Blocks that realloc changed, and those of them that kept their address; also before the measurement.
+    pub resizes: u64,
+    pub in_place: u64,
 }
 
 /// Blocks that a thread gives away are handed over in such numbers.
@@ -265,6 +268,9 @@ struct Stage<'a> {
     mail: Vec<Mutex<Vec<Block>>>,
     failed: AtomicBool,
     over: AtomicBool,
+    /// As in [`Passes`].
+    resizes: AtomicU64,
+    in_place: AtomicU64,
     measured: Mutex<Passes>,
 }
 
@@ -286,6 +292,8 @@ fn run<B: Blocks>(lanes: &[Lane], blocks: impl Fn(usize) -> B, length: Length) -
         mail: (0..lanes.len()).map(|lane| Mutex::new(Vec::with_capacity(given(lane)))).collect(),
         failed: AtomicBool::new(false),
         over: AtomicBool::new(false),
+        resizes: AtomicU64::new(0),
+        in_place: AtomicU64::new(0),
         measured: Mutex::new(Passes::default()),
     };
     let stage = &stage;
@@ -325,6 +333,9 @@ struct Player<'a, B> {
     number: usize,
     passes: usize,
     slots: Vec<Block>,
+    /// Those of this pass.
+    resizes: u64,
+    in_place: u64,
     /// Blocks to be handed over, and some that were.
     outbox: Vec<Block>,
     inbox: Vec<Block>,
@@ -341,6 +352,8 @@ impl<'a, B: Blocks> Player<'a, B> {
             number,
             passes: 0,
             slots: vec![Block::NONE; lane.places.len()],
+            resizes: 0,
+            in_place: 0,
             outbox: Vec::with_capacity(HANDED_OVER),
             inbox: Vec::with_capacity(given),
         }
@@ -364,7 +377,14 @@ impl<'a, B: Blocks> Player<'a, B> {
             self.stage.together.wait();
             if leads {
                 let cpu_ns = own_cpu_ns() - before.0;
-                *locked(&self.stage.measured) = Passes { passes, cpu_ns, faults: own_faults() - before.1 };
+                *locked(&self.stage.measured) = Passes {
+                    passes,
+                    cpu_ns,
+                    faults: own_faults() - before.1,
+                    // The barrier orders them.
+                    resizes: self.stage.resizes.load(Ordering::Relaxed),
+                    in_place: self.stage.in_place.load(Ordering::Relaxed),
+                };
                 let enough = cpu_ns >= least_cpu_ns || self.stage.failed.load(Ordering::Acquire);
                 self.stage.over.store(enough, Ordering::Release);
             }
@@ -385,12 +405,21 @@ impl<'a, B: Blocks> Player<'a, B> {
 
     fn pass(&mut self) {
         let lane = self.lane;
-        match lane.ops_per_thread {
-            None => self.perform(&lane.ops),
-            Some(count) => lane.ops.chunks(count.max(1)).for_each(|part| self.perform_elsewhere(part)),
+        let mut rest = &lane.ops[..];
+        for count in &lane.threads {
+            let (part, after) = rest.split_at(rest.len().min(*count));
+            self.perform_elsewhere(part);
+            rest = after;
+        }
+        if lane.threads.is_empty() {
+            self.perform(rest);
+        } else if !rest.is_empty() {
+            self.perform_elsewhere(rest);
         }
         self.hand_over();
         self.settle();
+        self.stage.resizes.fetch_add(std::mem::take(&mut self.resizes), Ordering::Relaxed);
+        self.stage.in_place.fetch_add(std::mem::take(&mut self.in_place), Ordering::Relaxed);
     }
 
     /// In a thread that begins and ends with this part.
@@ -439,6 +468,8 @@ impl<'a, B: Blocks> Player<'a, B> {
             // The old block is still there.
             return self.fail();
         }
+        self.resizes += 1;
+        self.in_place += u64::from(resized.0 == block.0);
         self.slots[slot] = resized;
         self.fill(resized, old.min(size), size);
     }
@@ -560,7 +591,7 @@ mod tests {
         }
         let gives = |partner| Lane { ops: ops.clone(), places: vec![0; 200], partner, ..Lane::default() };
         let frees = Lane { partner: 2, ..Lane::default() };
-        let mut both = Lane { ops_per_thread: Some(50), ..gives(1) };
+        let mut both = Lane { threads: vec![50; 7], ..gives(1) };
         both.ops.push(op(Act::Collect, 0, 0, 0));
         let lanes = [gives(1), frees, both];
         for source in [Source::Allocator, Source::Ready] {

@@ -5,7 +5,7 @@
 //! untouched costs less than its replay), all blocks of one size class have one size, and blocks end independently of one another,
 //! unless the exact counters show that a thread frees many of them together.
 
-use crate::allocations::{BANDS, CLASSES, Counted, CountedProcess, End, Samples, ThreadCount};
+use crate::allocations::{BANDS, CLASSES, Counted, CountedProcess, End, Life, Samples, ThreadCount};
 use crate::allocations::{age_bounds, band_of, band_sizes, class_sizes};
 use crate::units::{Absence, Interval, Measured, Reason};
 use serde::{Deserialize, Serialize};
@@ -25,6 +25,9 @@ const BURST_NS: f64 = 10e6;
 /// Blocks that end independently of one another make the number in use vary, too: by some four roots of it, and a few.
 const SWING_BY_CHANCE: f64 = 4.0;
 const LEAST_SWING: f64 = 16.0;
+/// Up to this number of blocks in use on average, and this swing of their number, there is one at a time. Readings of 0 and 1 make a swing
+/// of 17/15 (`Lives::swing`).
+const ONE: f64 = 1.5;
 /// From this share of pairs on, an order of frees is taken to be the order of all.
 const MOSTLY: f64 = 0.75;
 /// The most lists that a mix has for one band of sizes, and the most sizes: above what [`Mix::of`] makes.
@@ -46,6 +49,8 @@ pub struct Mix {
     pub kept: Vec<(u64, f64)>,
     /// Blocks that a thread frees together.
     pub batch: Option<Batch>,
+    /// A block ends before the next one begins, apart from those that are in use all the time. So a block can grow in place.
+    pub one_at_a_time: bool,
     /// Much of the memory stays in use. A replay begins with an empty heap then, and is played once.
     pub grows: bool,
     /// New blocks of the process with most calls: a heap that grows gets no more.
@@ -145,6 +150,8 @@ pub struct Played {
     pub faults: f64,
     /// None if it was not asked for.
     pub ready_ns: Option<f64>,
+    /// The part of the reallocs that kept the address of their block. None if there was no realloc.
+    pub in_place: Option<f64>,
     /// The file whose malloc was called, if the loader knows it.
     pub allocator: Option<String>,
 }
@@ -193,9 +200,10 @@ impl Mix {
         let [resized_from, resized_to] =
             [sums.shares(Band::resized_from), sums.shares(|band| band.resized_to)];
         let batch = batch(main, &lanes, in_use(&sizes, &fates));
+        let one_at_a_time = lanes.len() == 1 && one_at_a_time(main);
         let kept = if grows { Vec::new() } else { sums.kept(&sizes, sampled.len()) };
         let blocks = main.calls.allocations();
-        Ok(Mix { lanes, sizes, fates, resized_from, resized_to, kept, batch, grows, blocks })
+        Ok(Mix { lanes, sizes, fates, resized_from, resized_to, kept, batch, one_at_a_time, grows, blocks })
     }
 
     /// At most this number of threads; two are left if another thread than the first one frees blocks.
@@ -470,6 +478,18 @@ fn in_use(sizes: &[(u64, f64)], fates: &[Fates]) -> f64 {
     sizes.iter().map(of_size).sum()
 }
 
+/// Whether blocks follow one another: by their ages, and by the exact number in use. A ring of blocks has the same swing, but more ages.
+fn one_at_a_time(process: &CountedProcess) -> bool {
+    let Ok(samples) = &process.samples else { return false };
+    let age = |life: &Life| {
+        let (from, to) = age_bounds(usize::from(life.age));
+        life.blocks * (from * to).sqrt()
+    };
+    let lived: f64 = samples.lives.bands.iter().flat_map(|band| &band.ended).map(age).sum();
+    let in_use = lived / process.over_ns.max(1) as f64;
+    in_use <= ONE && samples.lives.swing.as_ref().is_ok_and(|swing| *swing <= ONE)
+}
+
 /// Blocks that threads free together, if the number in use goes up and down by more than it would by chance.
 fn batch(process: &CountedProcess, lanes: &[Lane], in_use: f64) -> Option<Batch> {
     let lives = &process.samples.as_ref().ok()?.lives;
@@ -487,7 +507,7 @@ fn batch(process: &CountedProcess, lanes: &[Lane], in_use: f64) -> Option<Batch>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::allocations::{BandLives, Calls, Histogram, Life, Lifetimes, Lives, Lost, class_of};
+    use crate::allocations::{BandLives, Calls, Histogram, Lifetimes, Lives, Lost, class_of};
 
     const SECOND_NS: u64 = 1_000_000_000;
 
@@ -632,6 +652,20 @@ mod tests {
             assert_eq!(of(250.0, reversed), Some(Batch { blocks: 250.0, order }));
             assert_eq!(of(40.0, reversed), None);
         }
+    }
+
+    #[test]
+    fn blocks_follow_one_another_if_one_is_in_use_at_a_time() {
+        let of = |age_ns: u64, swing: f64| {
+            let bands = vec![band(64, 1e6, &[(age_ns, End::Freed, 1e6)])];
+            let mut counted = program(&[(64, 1_000_000)], bands);
+            samples(&mut counted).lives.swing = Ok(swing);
+            Mix::of(&counted).unwrap().one_at_a_time
+        };
+        // A new block each microsecond.
+        assert!(of(900, 17.0 / 15.0));
+        // Two at a time, and a ring of about 100 blocks.
+        assert!(!of(900, 2.0 * 17.0 / 15.0) && !of(100_000, 17.0 / 15.0));
     }
 
     #[test]

@@ -25,6 +25,7 @@ const MIX: &str = r#"{
     "resized_to": [[9, 1.0]],
     "kept": [[100, 20.0]],
     "batch": null,
+    "one_at_a_time": false,
     "grows": false,
     "blocks": 100000
 }"#;

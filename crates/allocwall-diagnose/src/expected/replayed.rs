@@ -1,8 +1,8 @@
 //! What a remedy saves by a replay of the target's own counted calls on this machine ([`allocwall_model::replay`]).
 //!
-//! The replay says what a call costs with the present allocator and with another one, and the count says how many calls there are in
-//! a second of CPU time. The bill says what the target itself pays for them: its caches are colder than those of the replay, or it
-//! writes less of its blocks. So the saving is a range from what the replay saves to the same part of what the bill holds.
+//! The replay says which part of a call's cost another allocator saves. The bill says what the target itself pays for its calls: its
+//! caches are colder than those of the replay, or it writes less of its blocks. So the saving is that part of what the bill holds. The
+//! count says how many calls there are in a second of CPU time: with it the two are compared, and must be about the same calls.
 
 use super::{
     MAPPING, both, contended, has_own_heap, map_calls_of_malloc, percent, spinning, sum, touches_of_malloc,
@@ -14,11 +14,10 @@ use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::units::Interval;
 
 /// The bill and the replay are taken to be about the same calls if one of them is at most this many times the other. Beyond that the
-/// replay lacks what the target pays for, or has what it does not pay for. Our choice, like the next two: predictions made this way
-/// have not been compared with trials yet.
-const ALIKE: f64 = 4.0;
-/// The point is scaled by so much at most.
-const SCALED: f64 = 2.0;
+/// replay lacks what the target pays for, or has what it does not pay for. Our choice, like the next two.
+const ALIKE: f64 = 10.0;
+/// The same where threads contend: they may do it much more in the target, which also waits for locks of its own.
+const ALIKE_WHERE_CONTENDED: f64 = 2.0;
 /// Where both are below this share of CPU time, their ratio is noise.
 const LITTLE: f64 = 0.01;
 
@@ -38,7 +37,7 @@ impl Replayed {
         let of_lines = lines_of_malloc(ctx, remedy)?;
         let own_ns = (replay.present.cost.point - replay.present.ready.point).max(0.0);
         let scale = scale(of_lines, own_ns * per_cpu_ns, contended(ctx))?;
-        let saved = ranged(variant.saved.scaled(per_cpu_ns), scale);
+        let saved = scaled(variant.saved.scaled(per_cpu_ns), scale);
         // It saves no more than there is.
         let saved = Interval::new(
             saved.low.min(of_lines.low),
@@ -109,19 +108,19 @@ fn scale(bill: Interval, replay: f64, contended: bool) -> Option<Interval> {
         return None;
     }
     let scale = bill.scaled(1.0 / replay);
-    // Threads may contend much more in the target, which also waits for locks of its own.
-    let most = if contended { SCALED } else { ALIKE };
+    let most = if contended { ALIKE_WHERE_CONTENDED } else { ALIKE };
     (1.0 / ALIKE..=most).contains(&scale.point).then_some(scale)
 }
 
-/// From the saving of the replay to the scaled one.
-fn ranged(saved: Interval, scale: Interval) -> Interval {
-    let point = saved.point * scale.point.clamp(1.0 / SCALED, SCALED);
-    let scales = [1.0, scale.low.max(0.0), scale.high];
-    let ends = |end: f64| scales.map(|scale| end * scale);
-    let low = ends(saved.low).into_iter().fold(point, f64::min);
-    let high = ends(saved.high).into_iter().fold(point, f64::max);
-    Interval::new(low, point, high)
+/// Both may be wrong at the same time.
+fn scaled(saved: Interval, scale: Interval) -> Interval {
+    let ends = [saved.low, saved.high].map(|end| [end * scale.low.max(0.0), end * scale.high]);
+    let (ends, point) = (ends.as_flattened(), saved.point * scale.point);
+    Interval::new(
+        ends.iter().copied().fold(point, f64::min),
+        point,
+        ends.iter().copied().fold(point, f64::max),
+    )
 }
 
 #[cfg(test)]
@@ -183,9 +182,9 @@ mod tests {
     fn an_allocator_that_costs_more_in_the_replay_is_predicted_to_cost_more() {
         let subject = replayed(calling(0.08), &[("mimalloc", -1_900.0), ("tcmalloc", 600.0)]);
         let dearer = change_of(&subject, "mimalloc").unwrap();
-        assert!((dearer.point - 0.19).abs() < 0.01 && dearer.low > 0.15, "{dearer:?}");
+        assert!((dearer.point - 0.19).abs() < 0.01 && dearer.low > 0.13, "{dearer:?}");
         let cheaper = change_of(&subject, "tcmalloc").unwrap();
-        assert!((cheaper.point + 0.06).abs() < 0.01 && cheaper.high < -0.04, "{cheaper:?}");
+        assert!((cheaper.point + 0.06).abs() < 0.01 && cheaper.high < -0.02, "{cheaper:?}");
         // Another allocator was not replayed: the ranges of other programs hold.
         let ranged = change_of(&subject, "jemalloc").unwrap();
         assert_eq!(Some(ranged), change_of(&calling(0.08), "jemalloc"));
@@ -209,15 +208,12 @@ mod tests {
             let ctx = Context::new(&subject.recording, &subject.bill);
             Replayed::of(&ctx, find("tcmalloc").unwrap()).map(|replayed| replayed.saved)
         };
-        // The replay saves 4 of 8 %. The bill has 16, 8, 4 and 24 % for the same.
-        let twice = saved(0.16, 400.0).unwrap();
-        assert!((twice.point - 0.08).abs() < 0.005 && twice.low < 0.04, "{twice:?}");
-        let same = saved(0.08, 400.0).unwrap();
-        assert!((same.point - 0.04).abs() < 0.002 && same.high - same.low < 0.02, "{same:?}");
-        let half = saved(0.04, 400.0).unwrap();
-        assert!((half.point - 0.02).abs() < 0.002 && half.high > 0.035, "{half:?}");
-        let three = saved(0.24, 400.0).unwrap();
-        assert!((three.point - 0.08).abs() < 0.005 && three.high > 0.115, "{three:?}");
+        // The replay saves half of malloc's cost. The bill has 16, 8, 4 and 24 % for it.
+        for share in [0.16, 0.08, 0.04, 0.24] {
+            let half = saved(share, 400.0).unwrap();
+            assert!((half.point - share / 2.0).abs() < 0.005, "{half:?}");
+            assert!(half.low > share * 0.42 && half.high < share * 0.58, "{half:?}");
+        }
         // Never more than there is.
         let all = saved(0.04, 790.0).unwrap();
         assert!(all.high < 0.046 && all.point < 0.041, "{all:?}");
@@ -231,7 +227,7 @@ mod tests {
         };
         let at = |share: f64| used(&replayed(calling(share), &[("tcmalloc", 400.0)]));
         assert!(at(0.03) && at(0.3));
-        assert!(!at(0.012) && !at(0.4));
+        assert!(!at(0.007) && !at(0.9));
         let other = |spoil: fn(&mut Subject)| {
             let mut subject = replayed(calling(0.08), &[("tcmalloc", 400.0)]);
             spoil(&mut subject);
@@ -245,6 +241,23 @@ mod tests {
             let replay = subject.recording.replayed.as_mut().unwrap();
             replay.variants[0].failed = Some(Absence::new(Reason::NotFound, "no such library"));
         }));
+    }
+
+    /// A buffer that grows at the end of the heap costs next to nothing there, and copies elsewhere.
+    #[test]
+    fn reallocs_in_place_are_unpredictable_without_a_replay() {
+        let change = |in_place: u64, replayed: bool| {
+            let mut subject = self::replayed(calling(0.08), &[("tcmalloc", 400.0)]);
+            if !replayed {
+                subject.recording.replayed = Err(absent());
+            }
+            let calls = &mut subject.recording.counted.as_mut().unwrap().processes[0].calls;
+            calls.in_place = in_place;
+            change_of(&subject, "tcmalloc")
+        };
+        let few = 10_000 * WINDOW_S as u64;
+        assert!(change(few, false).is_some() && change(20 * few, true).is_some());
+        assert_eq!(change(20 * few, false), None);
     }
 
     /// Without a replay, nothing shows what other addresses are worth, if calls are many and cheap.
@@ -267,7 +280,7 @@ mod tests {
     fn kernel_work_for_malloc_counts_and_that_for_others_does_not() {
         let touching = |owner: Owner| {
             let mut subject = computing();
-            subject.shares(&[(AllocatorCode, 0.01), (FaultPath, 0.05), (Zeroing, 0.02), (MapCalls, 0.001)]);
+            subject.shares(&[(AllocatorCode, 0.005), (FaultPath, 0.05), (Zeroing, 0.02), (MapCalls, 0.001)]);
             subject.map_call("do_mmap", owner == Owner::MappedBlock, 300);
             subject.faulted(Wall::FirstTouch, &[(owner, 1.0)]);
             let subject = replayed(subject, &[("glibc-keep-memory", 700.0)]);
@@ -275,8 +288,8 @@ mod tests {
             Replayed::of(&ctx, find("glibc-keep-memory").unwrap()).map(|replayed| replayed.saved)
         };
         let of_malloc = touching(Owner::MappedBlock).unwrap();
-        assert!((of_malloc.point - 0.07).abs() < 0.005, "{of_malloc:?}");
-        // Malloc takes 1 % here, and 8 % in the replay.
+        assert!((of_malloc.point - 0.066).abs() < 0.005, "{of_malloc:?}");
+        // Malloc takes 0.5 % here, and 8 % in the replay.
         assert!(touching(Owner::Private).is_none());
     }
 

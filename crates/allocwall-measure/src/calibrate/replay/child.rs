@@ -62,6 +62,7 @@ pub fn play(input: impl Read, options: &Options) -> Result<Played, Refused> {
         cost_ns: per_call(passes.cpu_ns, calls),
         faults: per_call(passes.faults, calls),
         ready_ns,
+        in_place: (passes.resizes > 0).then(|| per_call(passes.in_place, passes.resizes)),
         allocator: owner_of_malloc(),
     })
 }
@@ -85,7 +86,7 @@ mod tests {
         "sizes": [[64, 0.9], [5000, 0.1]],
         "fates": [{"band": 2, "zeroed": 0.5, "fates": [{"share": 1.0, "end": "freed", "age": [1.0, 9.0]}]}],
         "resized_from": [], "resized_to": [], "kept": [[100, 5.0]],
-        "batch": {"blocks": 50.0, "order": "youngest_first"}, "grows": false, "blocks": 1000
+        "batch": {"blocks": 50.0, "order": "youngest_first"}, "one_at_a_time": false, "grows": false, "blocks": 1000
     }"#;
     const OPTIONS: Options = Options { seed: 1, memory: 64 << 20, ready: true };
 
@@ -94,7 +95,7 @@ mod tests {
         let played = play(MIX.as_bytes(), &OPTIONS).unwrap();
         let ready_ns = played.ready_ns.unwrap();
         assert!(played.calls > 10_000 && played.cost_ns > 1.0 && ready_ns > 0.5, "{played:?}");
-        assert!(played.cost_ns < 1e6 && played.faults < 100.0, "{played:?}");
+        assert!(played.cost_ns < 1e6 && played.faults < 100.0 && played.in_place.is_none(), "{played:?}");
         let once = MIX.replace("\"grows\": false", "\"grows\": true");
         let played = play(once.as_bytes(), &Options { ready: false, ..OPTIONS }).unwrap();
         assert_eq!((played.calls, played.ready_ns), (1000, None));

@@ -227,15 +227,13 @@ impl Draws {
                 (0..mix.lanes.len()).any(|other| other != number && self::partner(mix, other) == number);
             let mut random = Random::new(seed ^ ((number as u64 + 1) << 32));
             let count = (blocks * lane.allocates).ceil() as usize;
-            let drafts = self.drafts(mix, count, &mut random);
-            let (mut planned, in_use) = placed(&drafts, collects && lane.allocates > 0.0);
+            let of_thread = lane.blocks_per_thread.map(|of_one| Span::of_thread(of_one, count));
+            let count = of_thread.map_or(count, |span| span.whole(count));
+            let drafts = self.drafts(mix, count, of_thread, &mut random);
+            let (mut planned, in_use) = placed(&drafts, collects && lane.allocates > 0.0, of_thread);
             planned.held = held(mix, lane.allocates, self.most, &mut random);
             planned.partner = partner;
             planned.main = lane.main && mix.lanes.iter().position(|one| one.main) == Some(number);
-            planned.ops_per_thread = lane.blocks_per_thread.filter(|_| count > 0).map(|of_one| {
-                let part = planned.ops.len() as f64 * of_one / count as f64;
-                (part as usize).max(planned.ops.len().div_ceil(MOST_THREADS)).max(1)
-            });
             bytes += in_use + planned.held.iter().map(|size| u64::from(*size)).sum::<u64>();
             lanes.push(planned);
             forget(drafts);
@@ -245,8 +243,9 @@ impl Draws {
         (Plan { lanes, calls }, bytes)
     }
 
-    /// The operations of one thread with this number of new blocks, in the order of time.
-    fn drafts(&self, mix: &Mix, count: usize, random: &mut Random) -> Vec<Draft> {
+    /// The operations of one lane with this number of new blocks, in the order of time. `of_thread`: a thread makes so many of them, and
+    /// then the next one takes its place.
+    fn drafts(&self, mix: &Mix, count: usize, of_thread: Option<Span>, random: &mut Random) -> Vec<Draft> {
         let mut period = mix.batch.map(|batch| self.period(&batch, &mut random.clone()));
         let mut count = count;
         if let Some(period) = &mut period {
@@ -259,11 +258,13 @@ impl Draws {
             oldest: self.oldest(period, &mut random.clone()),
             order: batch.order,
         });
+        let span = if mix.one_at_a_time { Some(Span { blocks: 1.0 }) } else { of_thread };
+        let limits = Limits { count: count as f64, grows: mix.grows, batches, span };
         let first = random.below(1 << 20);
         let mut drafts = Vec::with_capacity(count * 2);
         for block in 0..count {
             let life = self.life(first + block, random);
-            draft(&mut drafts, block, &life, count, mix.grows, batches.as_ref(), random);
+            draft(&mut drafts, block, &life, &limits, random);
         }
         drafts.sort_unstable_by(Draft::earlier);
         drafts
@@ -320,6 +321,52 @@ impl Batches {
     }
 }
 
+/// So many new blocks, which end before the next ones begin: those of a thread that ends, unless another thread frees them.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    blocks: f64,
+}
+
+impl Span {
+    fn of_thread(blocks: f64, count: usize) -> Span {
+        Span { blocks: blocks.round().max(count.div_ceil(MOST_THREADS) as f64).max(1.0) }
+    }
+
+    /// A number of blocks without a part of a span.
+    fn whole(self, count: usize) -> usize {
+        let spans = (count as f64 / self.blocks).floor();
+        if spans > 0.0 { (spans * self.blocks) as usize } else { count }
+    }
+
+    /// The greatest age of a block that begins at this time.
+    fn rest(self, born: f64) -> f64 {
+        ((born / self.blocks).floor() + 1.0) * self.blocks - born - 0.1
+    }
+}
+
+/// What ends a block before its time.
+struct Limits {
+    /// New blocks of the list.
+    count: f64,
+    grows: bool,
+    batches: Option<Batches>,
+    span: Option<Span>,
+}
+
+impl Limits {
+    fn age(&self, life: &Life, born: f64, random: &mut Random) -> f64 {
+        // A block of the next pass has the same slot, so it must have ended by then.
+        let longest = if self.grows { f64::INFINITY } else { self.count - 0.5 };
+        let age = match self.batches.as_ref().filter(|batches| life.age < batches.oldest) {
+            Some(batches) => batches.age(life.age, born, random),
+            None => life.age.min(longest),
+        };
+        // Another thread, or the end of a heap that grows, may come later.
+        let own = life.end != Some(End::FreedElsewhere) && (life.end.is_some() || !self.grows);
+        self.span.filter(|_| own).map_or(age, |span| age.min(span.rest(born)))
+    }
+}
+
 /// One operation before its block has a slot.
 #[derive(Clone, Copy, Debug)]
 struct Draft {
@@ -338,17 +385,9 @@ impl Draft {
     }
 }
 
-/// Adds the operations of a block, which begins at the time `block` in a list of `count` new blocks.
-fn draft(
-    drafts: &mut Vec<Draft>,
-    block: usize,
-    life: &Life,
-    count: usize,
-    grows: bool,
-    batches: Option<&Batches>,
-    random: &mut Random,
-) {
-    let (born, whole) = (block as f64, count as f64);
+/// Adds the operations of a block, which begins at the time `block`.
+fn draft(drafts: &mut Vec<Draft>, block: usize, life: &Life, limits: &Limits, random: &mut Random) {
+    let (born, whole, grows) = (block as f64, limits.count, limits.grows);
     let mut add = |at: f64, act: Act, size: u32, old: u32| {
         // What comes after the end of the list belongs to the next pass, if there is one.
         let at = if at >= whole && !grows { at - whole } else { at };
@@ -357,12 +396,7 @@ fn draft(
         }
     };
     add(born, if life.zeroed { Act::Zeroed } else { Act::New }, life.size, 0);
-    // A block of the next pass has the same slot, so it must have ended by then.
-    let longest = if grows { f64::INFINITY } else { whole - 0.5 };
-    let age = match batches.filter(|batches| life.age < batches.oldest) {
-        Some(batches) => batches.age(life.age, born, random),
-        None => life.age.min(longest),
-    };
+    let age = limits.age(life, born, random);
     let scale = if life.age > 0.0 { age / life.age } else { 1.0 };
     for (when, old, size) in &life.resizes {
         add(born + when * scale, Act::Resize, *size, *old);
@@ -439,12 +473,20 @@ impl Slots {
 }
 
 /// The list of a lane, and the bytes of all its blocks when they are most.
-fn placed(drafts: &[Draft], collects: bool) -> (Lane, u64) {
+fn placed(drafts: &[Draft], collects: bool, of_thread: Option<Span>) -> (Lane, u64) {
     let mut slots = Slots::of(drafts);
     let mut now: u64 = slots.size.iter().map(|size| u64::from(*size)).sum();
     let mut most = now;
     let mut ops = Vec::with_capacity(drafts.len() + if collects { drafts.len() / COLLECTED + 1 } else { 0 });
+    // Where threads end.
+    let (mut threads, mut begun, mut end) = (Vec::new(), 0, of_thread.map(|span| span.blocks));
     for (nth, draft) in drafts.iter().enumerate() {
+        while let (Some(span), Some(over)) = (of_thread, end)
+            && draft.at >= over
+        {
+            threads.push(ops.len() - begun);
+            (begun, end) = (ops.len(), Some(over + span.blocks));
+        }
         now = now + u64::from(draft.size) - u64::from(slots.size[draft.block as usize]);
         most = most.max(now);
         ops.push(Op { act: draft.act, slot: slots.take(draft), size: draft.size, old: draft.old });
@@ -454,7 +496,7 @@ fn placed(drafts: &[Draft], collects: bool) -> (Lane, u64) {
     }
     let places = places(&slots.largest, most);
     forget(slots);
-    (Lane { ops, places, ..Lane::default() }, most)
+    (Lane { ops, places, threads, ..Lane::default() }, most)
 }
 
 /// Where the blocks of each slot lie, one after the other, in about as much memory as all blocks take at the same time.
@@ -568,6 +610,7 @@ mod tests {
             resized_to: vec![],
             kept: vec![],
             batch: None,
+            one_at_a_time: false,
             grows: false,
             blocks: 1_000_000,
         }
@@ -801,12 +844,58 @@ mod tests {
         let gives = |lane: &Lane| lane.ops.iter().filter(|op| op.act == Act::Give).count();
         assert!(gives(first) > 8 * gives(second) && gives(second) > 0);
         assert!([first, second].iter().all(|lane| lane.ops.iter().any(|op| op.act == Act::Collect)));
-        let threads = second.ops.len().div_ceil(second.ops_per_thread.unwrap());
-        assert!((50..=MOST_THREADS).contains(&threads), "{threads}");
-        assert_eq!(first.ops_per_thread, None);
+        assert!((50..=MOST_THREADS).contains(&second.threads.len()), "{}", second.threads.len());
+        assert!(first.threads.is_empty());
         // Nothing is given in the twin, so nothing is collected.
         let twin = Plan::of(&self::mix(), 3, GIB);
         assert!(twin.lanes[0].ops.iter().all(|op| matches!(op.act, Act::New | Act::Free)));
+    }
+
+    /// The most blocks that are in use after any operation.
+    fn most_in_use(lane: &Lane) -> usize {
+        let mut there = vec![false; lane.places.len()];
+        let after = lane.ops.iter().map(|op| {
+            there[op.slot as usize] = !matches!(op.act, Act::Free | Act::Give);
+            there.iter().filter(|there| **there).count()
+        });
+        after.max().unwrap_or(0)
+    }
+
+    #[test]
+    fn a_block_ends_before_the_next_one_if_there_is_only_one_at_a_time() {
+        let of = |one_at_a_time: bool| {
+            let plan = Plan::of(&Mix { one_at_a_time, ..growing_buffer() }, 3, GIB);
+            let resizes = plan.lanes[0].ops.iter().filter(|op| op.act == Act::Resize).count();
+            assert!(resizes as u64 * 9 > plan.calls * 7, "{resizes} of {}", plan.calls);
+            most_in_use(&plan.lanes[0])
+        };
+        assert_eq!(of(true), 1);
+        assert!(of(false) > 2, "{}", of(false));
+    }
+
+    #[test]
+    fn a_thread_frees_its_blocks_before_it_ends_unless_another_one_does() {
+        let blocks_that_stay = |end: End| {
+            let mut mix = mix();
+            mix.fates.iter_mut().for_each(|one| one.fates[0].end = Some(end));
+            mix.lanes = vec![lane(0.5, 0.5), lane(0.5, 0.5)];
+            mix.lanes.iter_mut().for_each(|lane| lane.blocks_per_thread = Some(200.0));
+            let plan = Plan::of(&mix, 3, GIB);
+            let lane = &plan.lanes[1];
+            let mut there = vec![false; lane.places.len()];
+            let mut stay = Vec::new();
+            let mut ops = lane.ops.iter();
+            for count in &lane.threads {
+                for op in ops.by_ref().take(*count).filter(|op| op.act != Act::Collect) {
+                    there[op.slot as usize] = !matches!(op.act, Act::Free | Act::Give);
+                }
+                stay.push(there.iter().filter(|there| **there).count());
+            }
+            assert!(stay.len() > 20, "{}", stay.len());
+            stay.into_iter().max().unwrap_or(0)
+        };
+        assert_eq!(blocks_that_stay(End::Freed), 0);
+        assert!(blocks_that_stay(End::FreedElsewhere) > 10);
     }
 
     #[test]
