@@ -6,7 +6,7 @@ choice is the first remedy of the diagnosis that can be applied at the start of 
 and measures in interleaved runs. All programs do a fixed amount of work, so a remedy shows as saved CPU time.
 
     benches/prediction_accuracy.py                         all programs; about seventy minutes, needs a quiet machine
-    benches/prediction_accuracy.py --kept-apart            only the programs kept apart; about thirty minutes
+    benches/prediction_accuracy.py --kept-apart            only the programs kept apart; about six minutes
     benches/prediction_accuracy.py sort gcc                only these; results of other programs stay in the JSON file
     benches/prediction_accuracy.py --predict               predict again and keep the measured values: after a change of the model
     benches/prediction_accuracy.py --report                write the page again from the JSON file

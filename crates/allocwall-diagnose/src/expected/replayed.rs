@@ -1,8 +1,8 @@
 //! What a remedy saves by a replay of the target's own counted calls on this machine ([`allocwall_model::replay`]).
 //!
-//! The replay says which part of a call's cost another allocator saves. The bill says what the target itself pays for its calls: its
-//! caches are colder than those of the replay, or it writes less of its blocks. So the saving is that part of what the bill holds. The
-//! count says how many calls there are in a second of CPU time: with it the two are compared, and must be about the same calls.
+//! The replay measures which part of a call's cost another allocator saves. The bill has what the target itself pays for its calls. The
+//! two costs differ, because the target's caches are colder, or because it does not fill its blocks. The saving is that part of the
+//! bill's cost. The number of calls in a second of CPU time makes both costs comparable: they must be of about the same calls.
 
 use super::{
     MAPPING, both, contended, has_own_heap, map_calls_of_malloc, percent, spinning, sum, touches_of_malloc,
