@@ -21,14 +21,17 @@ KEPT = ROOT / "fuzz/kept"
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 # Inputs in other folders.
 MORE = {"load_output": [ROOT / "crates/allocwall-trial/tests/fixtures/load"]}
+# A run of fewer seconds for each reader is a short one.
+SHORT_S = 60
 # Limits that a reader must keep for every input.
 LIMITS = ["-malloc_limit_mb=150", "-rss_limit_mb=1024", "-timeout=2"]
 
 
-def build(toolchain):
-    # With one unit, the default of cargo-fuzz, the build takes four minutes.
+def build(toolchain, short):
+    # With one unit, the default of cargo-fuzz, the build takes four minutes longer. A short run ends before a full optimisation pays off.
     command = ["cargo", f"+{toolchain}", "fuzz", "build", "--codegen-units", "16", "--target-dir", str(TARGET / "fuzz"), "reader"]
-    subprocess.run(command, cwd=ROOT, check=True)
+    environment = {**os.environ, **({"CARGO_PROFILE_RELEASE_OPT_LEVEL": "1"} if short else {})}
+    subprocess.run(command, cwd=ROOT, check=True, env=environment)
     return next((TARGET / "fuzz").glob("*/release/reader"))
 
 
@@ -45,7 +48,7 @@ def main():
     parser.add_argument("--binary", type=Path, help="use this binary instead of building one")
     parser.add_argument("--toolchain", default="nightly")
     args = parser.parse_args()
-    binary = args.binary or build(args.toolchain)
+    binary = args.binary or build(args.toolchain, short=args.seconds < SHORT_S)
     known = readers(binary)
     if unknown := set(args.reader) - set(known):
         parser.error(f"unknown reader {', '.join(unknown)}; the readers are {', '.join(known)}")
