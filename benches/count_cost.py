@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""What counting costs a program: CPU time under `allocwall count`, other tools and nothing, interleaved.
+"""What counting costs a program: CPU time under `allocwall count`, other tools and nothing, in turns.
 
 Three loops that only allocate (storm.c, larson.c, xmalloc.c) run for a fixed time and count their own operations; four real programs do a
-fixed amount of work. In each round, each program runs once under each arm, in random order. A cost is the ratio of CPU time under an arm
+fixed amount of work. In each round, each program runs once under each arm. The arms take turns of some milliseconds (turns.py); those of a
+server, which needs its load, run one after the other in random order. A cost is the ratio of CPU time under an arm
 and without it in the same round; its interval is that of benches/overhead.py, the percentile bootstrap of the median. The arm `again` is
 a second run with nothing: it shows this machine's noise, and smaller costs cannot be claimed.
 
@@ -38,6 +39,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable
 
+import turns
 from experiments_page import digits
 from overhead import Counter, effect
 from prediction_accuracy import environment, find_program, free_port, system_python
@@ -141,7 +143,7 @@ def storm_account(stage):
 
 
 def timed_loop(name, *words):
-    return lambda stage: [stage.bench.built / name, stage.bench.loop_s, *words]
+    return lambda stage: [stage.bench.built / name, stage.loop_s, *words]
 
 
 def own_account(stage):
@@ -390,6 +392,8 @@ class Stage:
         self.port = free_port()
         self.result = folder / "result"
         self.process = None
+        # Wall time of a program that runs for a fixed time.
+        self.loop_s = None
 
     def start(self, words, variables):
         env = {**environment(self.program), **variables}
@@ -397,25 +401,26 @@ class Stage:
             # heaptrack opens a window if it can.
             env.pop(name, None)
         with open(self.folder / "errors", "wb") as errors:
-            self.process = subprocess.Popen(
-                [str(word) for word in words],
-                cwd=self.folder,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-            )
+            self.process = turns.start(turns.Command(words, env, self.folder), stderr=errors)
 
     def ended(self):
         """Leaves it to `reap` to wait for the process."""
         return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
+    def drop(self):
+        """Ends what is left of the run."""
+        if self.process:
+            turns.signal_group(self.process.pid, signal.SIGKILL)
+            self.reap()
+            # heaptrack leaves its pipe if it is killed.
+            Path(f"/tmp/heaptrack_fifo{self.process.pid}").unlink(missing_ok=True)
+
     def reap(self):
-        """Waits for all processes; returns their CPU seconds."""
+        """Waits for all processes of this run; returns their CPU seconds."""
         used = 0.0
         with contextlib.suppress(ChildProcessError):
-            while True:
-                pid, status, resources = os.wait4(-1, 0)
+            while self.process:
+                pid, status, resources = os.wait4(-self.process.pid, 0)
                 used += resources.ru_utime + resources.ru_stime
                 if self.process and pid == self.process.pid:
                     self.process.returncode = os.waitstatus_to_exitcode(status)
@@ -448,36 +453,66 @@ class Bench:
         for name, option in (("timed", "-O2"), ("timed-static", "-static")):
             subprocess.run(["gcc", option, "-o", self.built / name, ROOT / "benches" / "timed.c"], check=True)
 
-    def once(self, program, arm):
-        """CPU seconds for one operation, of the target and of the whole tree; calls for one CPU second, where they are counted."""
-        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
-            stage = Stage(self, program, Path(folder))
-            with limited(LIMIT_S):
-                try:
-                    stage.start(self.words(stage, program, arm), arm.variables(stage))
-                    served_s = program.load(stage) if program.load else None
-                    whole_s = stage.reap()
-                except BaseException:
-                    end_descendants()
-                    stage.reap()
-                    raise
-                finally:
-                    # heaptrack leaves its pipe if it is killed.
-                    Path(f"/tmp/heaptrack_fifo{stage.process.pid if stage.process else 0}").unlink(missing_ok=True)
-            cpu_s, calls = stage.timed()
-            own_s, operations = program.account(stage)
-            target_s = next(s for s in (served_s, own_s, cpu_s) if s is not None)
-            if operations <= 0 or target_s <= 0:
-                raise Failed("the program did nothing")
-            if arm.probe != "-" and calls == 0:
-                raise Failed("the probe on the C library's malloc saw no call: the program has another allocator")
-            counted = stage.folder / "count.json"
-            calls_per_s = json.loads(counted.read_text())["calls"]["all"] / cpu_s if counted.exists() else None
-            return {"target_s": target_s / operations, "whole_s": whole_s / operations, "calls_per_cpu_s": calls_per_s}
+    def round(self, program, arms):
+        """{arm's name: CPU seconds for one operation, of the target and of the whole tree, and calls for one CPU second where they are
+        counted; or a Failed}."""
+        if program.load:
+            groups = [[arm] for arm in random.sample(arms, len(arms))]
+        else:
+            groups = [arms]
+        found = {}
+        for group in groups:
+            found |= self.together(program, group)
+        return found
 
-    def words(self, stage, program, arm):
+    def together(self, program, arms):
+        """The same for arms that run at the same time, and take turns if they are several."""
+        with contextlib.ExitStack() as stack:
+            stages, found, served_s = {}, {}, None
+            for arm in arms:
+                stage = Stage(self, program, Path(stack.enter_context(tempfile.TemporaryDirectory(dir=self.folder))))
+                stack.callback(stage.drop)
+                # Each of them runs for its part of the time.
+                stage.start(self.words(stage, program, arm, self.loop_s * len(arms)), arm.variables(stage))
+                stages[arm.name] = stage
+            if program.load:
+                (stage,) = stages.values()
+                turns.signal_group(stage.process.pid, signal.SIGCONT)
+                try:
+                    with limited(LIMIT_S):
+                        served_s = program.load(stage)
+                except (Failed, OSError) as error:
+                    return {stage: Failed(str(error)) for stage in stages}
+            else:
+                pids = {name: stage.process.pid for name, stage in stages.items()}
+                for name in turns.take(pids, lambda name: stages[name].ended(), LIMIT_S * len(arms)):
+                    found[name] = Failed(f"not done after {LIMIT_S} s")
+            for arm in arms:
+                if arm.name not in found:
+                    try:
+                        with limited(LIMIT_S):
+                            found[arm.name] = self.account(stages[arm.name], program, arm, served_s)
+                    except (Failed, OSError, ValueError, KeyError) as error:
+                        found[arm.name] = Failed(str(error))
+            return found
+
+    def account(self, stage, program, arm, served_s):
+        whole_s = stage.reap()
+        cpu_s, calls = stage.timed()
+        own_s, operations = program.account(stage)
+        target_s = next(s for s in (served_s, own_s, cpu_s) if s is not None)
+        if operations <= 0 or target_s <= 0:
+            raise Failed("the program did nothing")
+        if arm.probe != "-" and calls == 0:
+            raise Failed("the probe on the C library's malloc saw no call: the program has another allocator")
+        counted = stage.folder / "count.json"
+        calls_per_s = json.loads(counted.read_text())["calls"]["all"] / cpu_s if counted.exists() else None
+        return {"target_s": target_s / operations, "whole_s": whole_s / operations, "calls_per_cpu_s": calls_per_s}
+
+    def words(self, stage, program, arm, loop_s):
+        stage.loop_s = loop_s
         timed = self.built / ("timed" if arm.dynamic else "timed-static")
-        seconds = self.loop_s if program.endless else 0
+        seconds = loop_s if program.endless else 0
         return [*arm.before(stage), timed, stage.result, seconds, arm.probe, *arm.inside(stage, program.command(stage))]
 
 
@@ -516,17 +551,12 @@ def measure(bench, programs, rounds, for_s):
         if number > 0 and for_s and at - began + longest > for_s:
             break
         for program in random.sample(programs, len(programs)):
-            for arm in random.sample(ARMS, len(ARMS)):
-                key = (program.name, arm.name)
-                if key in absent:
-                    continue
-                try:
-                    values = bench.once(program, arm)
-                except (Failed, OSError, ValueError, KeyError) as error:
-                    absent[key] = f"failed in round {number}: {error}" if number else str(error)
-                    continue
-                if number > 0:
-                    runs.setdefault(key, {})[number] = values
+            arms = [arm for arm in ARMS if (program.name, arm.name) not in absent]
+            for name, values in (bench.round(program, arms) if arms else {}).items():
+                if isinstance(values, Failed):
+                    absent[program.name, name] = f"failed in round {number}: {values}" if number else str(values)
+                elif number > 0:
+                    runs.setdefault((program.name, name), {})[number] = values
         done = number
         longest = max(longest, time.monotonic() - at)
         progress(number, rounds)

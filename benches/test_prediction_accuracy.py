@@ -2,7 +2,7 @@
 
 import unittest
 
-from prediction_accuracy import PROGRAMS, choice, groups, headline, hit, page, point_in, wrong_sign
+from prediction_accuracy import PROGRAMS, change, choice, groups, headline, hit, page, point_in, wrong_sign
 
 
 def interval(low, point, high):
@@ -11,7 +11,7 @@ def interval(low, point, high):
 
 def arm(name, measured, predicted=None):
     why_not = None if measured else "too few blocks"
-    return {"arm": name, "predicted": predicted, "measured": measured, "why_not": why_not, "outcome": "unresolved", "median_s": 1.0}
+    return {"arm": name, "predicted": predicted, "measured": measured, "why_not": why_not, "median_s": 1.0}
 
 
 def result(first, *arms, program="p"):
@@ -92,6 +92,15 @@ class Judging(unittest.TestCase):
         text = page_of(result("a", arm("a", None), program="xz"))
         self.assertIn("| Hits | at least 90 % | **0 of 0** | not measured yet |", text)
         self.assertNotIn(", met", text)
+
+    def test_a_change_is_that_within_a_round(self):
+        # Each round takes longer than the one before it, for both alike.
+        rounds = [{None: turn, "a": turn * ratio} for turn, ratio in zip((1.0, 2.0, 3.0, 4.0), (0.5, 0.52, 0.48, 0.5))]
+        found = change("a", rounds)["measured"]
+        self.assertEqual([round(found[end], 6) for end in ("low", "point", "high")], [-0.52, -0.5, -0.48])
+        nine = [{None: 1.0, "a": ratio} for ratio in (9.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 0.1)]
+        found = change("a", nine)["measured"]
+        self.assertEqual([round(found[end], 6) for end in ("low", "point", "high")], [0.1, 0.4, 0.7])
 
     def test_programs_have_distinct_names_and_arms(self):
         names = [p.name for p in PROGRAMS]

@@ -23,6 +23,7 @@
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 static void fail(const char *what) {
@@ -85,12 +86,32 @@ static void run(char **argv, const char *result, int gate) {
     fail(argv[0]);
 }
 
+static double now(void) {
+    struct timespec at;
+    clock_gettime(CLOCK_MONOTONIC, &at);
+    return (double)at.tv_sec + (double)at.tv_nsec / 1e9;
+}
+
+/* Whether the child ends within so many seconds. The wait ends early (EINTR) when this process was stopped and goes on. */
+static int ends_within(const sigset_t *ended, double seconds) {
+    double end = now() + seconds, left;
+    while ((left = end - now()) > 0) {
+        struct timespec most = {(time_t)left, (long)((left - (double)(time_t)left) * 1e9)};
+        if (sigtimedwait(ended, NULL, &most) >= 0) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
 int main(int argc, char **argv) {
     if (argc < 5) {
         fprintf(stderr, "usage: timed RESULT SECONDS PROBE CMD...\n");
         return 2;
     }
     double seconds = strtod(argv[2], NULL);
+    /* A child that is only stopped sends no signal. */
+    sigaction(SIGCHLD, &(struct sigaction){.sa_handler = SIG_DFL, .sa_flags = SA_NOCLDSTOP}, NULL);
     sigset_t ended;
     sigemptyset(&ended);
     sigaddset(&ended, SIGCHLD);
@@ -111,8 +132,7 @@ int main(int argc, char **argv) {
     if (write(gate[1], "", 1) != 1) {
         fail("pipe");
     }
-    struct timespec most = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
-    int late = seconds > 0 && sigtimedwait(&ended, NULL, &most) < 0 && errno == EAGAIN;
+    int late = seconds > 0 && !ends_within(&ended, seconds);
     if (late) {
         kill(pid, SIGTERM);
     }

@@ -80,7 +80,7 @@ STEPS = [
     Step(
         "benches",
         **unittests(
-            "benches", "test_overhead", "test_trial_accuracy", "test_prediction_accuracy", "test_rebuild_python", "test_experiments_page",
+            "benches", "test_overhead", "test_trial_accuracy", "test_prediction_accuracy", "test_turns", "test_rebuild_python", "test_experiments_page",
             "test_python_count", "test_count_cost", "test_count_suites",
         ),
     ),
