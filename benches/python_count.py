@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """What `allocwall.count` of the Python package costs: four loops, plain, with hooks that only pass calls on, and counted.
 
-Every run is a new process. A block has one run of each arm and two of the plain loop, in random order. A run's time is the
-fastest of some repetitions. The ratio of an arm is the median over the blocks of its time divided by the geometric mean of
+Every run is a new process. A block has one run of each arm and two of the plain loop, side by side in turns of some milliseconds
+(turns.py). A run's time is its CPU time. The ratio of an arm is the median over the blocks of its time divided by the geometric mean of
 the two plain times, with the interval of `overhead.effect`. `noise` is plain compared with plain: smaller effects cannot be
 claimed. All arms load the package; the plain one installs no hooks. `passed on` has had a count that is over: then each
 call of an allocator passes through the hooks, and nothing is counted.
@@ -17,12 +17,13 @@ import argparse
 import json
 import math
 import os
-import random
+import signal
 import statistics
-import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
+import turns
 from overhead import effect, progress
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,7 +31,7 @@ sys.path.append(os.fspath(ROOT / "python" / "benches"))
 
 from count import RECORD  # noqa: E402
 
-#: Source of each loop, and its iterations per repetition: some tens of milliseconds.
+#: Source of each loop, and its iterations: about a fifth of a second.
 LOOPS = {
     "json": (
         """
@@ -40,7 +41,7 @@ def work(n):
         loads(text)
 """
         % json.dumps(RECORD),
-        6_000,
+        30_000,
     ),
     "strings": (
         """
@@ -51,7 +52,7 @@ def work(n):
             parts.append("field-%d=" % j + str(i + 1000))
         ",".join(parts).upper().split(",")
 """,
-        4_000,
+        20_000,
     ),
     "dicts": (
         """
@@ -65,7 +66,7 @@ def work(n):
             del table[key]
         dict(table, more=i)
 """,
-        6_000,
+        30_000,
     ),
     "objects": (
         """
@@ -77,35 +78,32 @@ def work(n):
     for i in range(n):
         [Point(i, j) for j in range(50)]
 """,
-        4_000,
+        20_000,
     ),
 }
 
-#: Prints the seconds per iteration, and the calls of allocators per iteration if they were counted.
+#: Prints the CPU seconds per iteration, and the calls of allocators per iteration if they were counted.
 RUN = """
 import gc, sys, time
 import allocwall
-arm, n, repetitions = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-def fastest():
-    times = []
-    for _ in range(repetitions):
-        start = time.perf_counter()
-        work(n)
-        times.append(time.perf_counter() - start)
-    return min(times) / n
+arm, n = sys.argv[1], int(sys.argv[2])
+def timed():
+    start = time.process_time()
+    work(n)
+    return (time.process_time() - start) / n
 counted = allocwall.count()
-work(n // 10)
+work(n // 50)
 gc.collect()
 if arm == "counted":
     with counted:
-        seconds = fastest()
+        seconds = timed()
     assert counted.complete
 else:
     if arm == "passed on":
         with counted:
             work(1)
-    seconds = fastest()
-calls = (counted.calls + counted.frees) / (n * repetitions) if arm == "counted" else 0
+    seconds = timed()
+calls = (counted.calls + counted.frees) / n if arm == "counted" else 0
 print(json.dumps([sys.version.split()[0], seconds, calls]))
 """
 
@@ -113,17 +111,32 @@ print(json.dumps([sys.version.split()[0], seconds, calls]))
 ARMS = {"plain": (), "noise": ("plain",), "passed on": ("plain", "noise"), "counted": ("plain", "noise")}
 
 
-def run(python, loop, arm, repetitions):
-    """One run in a new process: the interpreter's version, seconds per iteration, allocator calls per iteration."""
+#: A block that takes longer is ended.
+LIMIT_S = 600
+
+
+def run(python, loop, repetitions):
+    """One run of each arm: {arm: [the interpreter's version, CPU seconds per iteration, allocator calls per iteration]}."""
     source, iterations = LOOPS[loop]
-    command = [python, "-c", "import json\n" + source + RUN, arm, str(iterations), str(repetitions)]
     # With a fixed seed, all runs lay out their dicts alike.
     env = {**os.environ, "PYTHONHASHSEED": "0"}
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600, env=env)
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise SystemExit(f"error: {python}: {last}: is the package installed for it? (make wheel, then pip install)")
-    return json.loads(done.stdout)
+    processes, found = {}, {}
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = {arm: Path(folder) / arm for arm in ARMS}
+        for arm, output in outputs.items():
+            words = [python, "-c", "import json\n" + source + RUN, arm, iterations * repetitions]
+            with output.open("wb") as file:
+                processes[arm] = turns.start(turns.Command(words, env), stdout=file, stderr=file)
+        turns.take({arm: process.pid for arm, process in processes.items()}, lambda arm: processes[arm].poll() is not None, LIMIT_S)
+        for arm, process in processes.items():
+            if process.poll() is None:
+                turns.signal_group(process.pid, signal.SIGKILL)
+                process.wait()
+            said = outputs[arm].read_text(errors="replace").strip().splitlines() or ["no message"]
+            if process.returncode != 0:
+                raise SystemExit(f"error: {python}: {said[-1]}: is the package installed for it? (make wheel, then pip install)")
+            found[arm] = json.loads(said[-1])
+    return found
 
 
 def compare(blocks):
@@ -142,17 +155,12 @@ def compare(blocks):
     return found
 
 
-def measure(python, loop, options, shuffle):
+def measure(python, loop, options):
     blocks = []
     for done in range(options.blocks):
-        order = list(ARMS)
-        shuffle(order)
-        seconds = {}
-        for arm in order:
-            version, seconds[arm], counted = run(python, loop, arm, options.repetitions)
-            if arm == "counted":
-                calls = counted
-        blocks.append(seconds)
+        found = run(python, loop, options.repetitions)
+        version, _, calls = found["counted"]
+        blocks.append({arm: seconds for arm, (_, seconds, _) in found.items()})
         progress(done + 1, options.blocks)
     return {"python": version, "loop": loop, "calls": calls, "blocks": blocks, "ratios": compare(blocks)}
 
@@ -180,9 +188,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("loops", nargs="*", metavar="LOOP", help="%s (default: all)" % ", ".join(LOOPS))
     parser.add_argument("--python", nargs="+", default=[sys.executable], metavar="PATH", help="(default: this one)")
-    parser.add_argument("--blocks", type=int, default=20, help="(default: %(default)s)")
-    parser.add_argument("--repetitions", type=int, default=5, help="of the loop in each run (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="random seed for the order of arms (default: %(default)s)")
+    parser.add_argument("--blocks", type=int, default=9, help="(default: %(default)s)")
+    parser.add_argument("--repetitions", type=int, default=3, help="of the loop in each run (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the seconds of every run to FILE")
     options = parser.parse_args()
     unknown = set(options.loops) - set(LOOPS)
@@ -190,12 +197,11 @@ def main():
         parser.error(f"no loop named {', '.join(sorted(unknown))}")
     if options.blocks < 2 or options.repetitions < 1:
         parser.error("--blocks must be at least 2, and --repetitions at least 1")
-    shuffle = random.Random(options.seed).shuffle
     print(HEAD)
     results = []
     for python in options.python:
         for loop in options.loops or LOOPS:
-            results.append(measure(python, loop, options, shuffle))
+            results.append(measure(python, loop, options))
             print(row(results[-1]), flush=True)
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n")
