@@ -10,6 +10,7 @@ for servers by the trial itself, in interleaved runs.
     benches/prediction_accuracy.py --kept-apart            only the programs kept apart
     benches/prediction_accuracy.py sort gcc                only these; results of other programs stay in the JSON file
     benches/prediction_accuracy.py --predict               predict again and keep the measured values: after a change of the model
+    benches/prediction_accuracy.py --fit                   how wide predictions from replays must be (ERROR in expected/replayed.rs)
     benches/prediction_accuracy.py --report                write the page again from the JSON file
     benches/prediction_accuracy.py --lock FILE             hold this lock (flock) for two minutes at a time
 
@@ -31,7 +32,9 @@ import argparse
 import contextlib
 import fcntl
 import json
+import math
 import os
+import shlex
 import shutil
 import socket
 import statistics
@@ -235,6 +238,32 @@ print(sum)
 
 JQ_WORK = "map(select(.id % 3 == 0) | .name |= ascii_upcase) | group_by(.tags[0]) | map({tag: .[0].tags[0], count: length}) | length"
 
+RUBY_WORK = """
+require "json"
+records = (0...1500).map { |n| { "id" => n, "name" => "x" * (n % 60), "tags" => (0...8).map { |t| "t#{t}" } } }
+text = JSON.generate(records)
+sum = 0
+80.times do
+  JSON.parse(text).each { |r| sum += r["name"].upcase.length + r["tags"].join(",").split(",").size }
+end
+puts sum
+"""
+
+PHP_WORK = """<?php
+$sum = 0;
+for ($turn = 0; $turn < 280; $turn++) {
+    $all = [];
+    for ($n = 0; $n < 20000; $n++) $all["key" . ($n % 5000)][] = str_repeat("x", $n % 50) . $n;
+    foreach ($all as $key => $list) $sum += strlen(implode(",", $list));
+}
+echo $sum, "\\n";
+"""
+
+XSL = """<xsl:stylesheet version="1.0" xmlns:xsl="http://www.w3.org/1999/XSL/Transform"><xsl:output method="text"/>
+<xsl:template match="/all"><xsl:for-each select="item[@kind='k3' or @kind='k5']"><xsl:sort select="name"/>
+<xsl:value-of select="concat(name, ':', count(tags/t), '&#10;')"/></xsl:for-each></xsl:template></xsl:stylesheet>
+"""
+
 CPP_WORK = """
 #include <map>
 #include <regex>
@@ -336,6 +365,42 @@ def jq(folder):
     return ["jq", JQ_WORK, folder / "records.json"]
 
 
+def xml(path, items):
+    import random
+
+    generator = random.Random(5)
+    with path.open("w") as file:
+        file.write("<all>")
+        for n in range(items):
+            tags = "".join(f"<t>{generator.randrange(99)}</t>" for _ in range(6))
+            file.write(f'<item id="{n}" kind="k{n % 13}"><name>name {generator.getrandbits(20)}</name><tags>{tags}</tags></item>\n')
+        file.write("</all>\n")
+    return path
+
+
+def xsltproc(folder):
+    (folder / "sheet.xsl").write_text(XSL)
+    return ["xsltproc", folder / "sheet.xsl", xml(folder / "big.xml", 130_000)]
+
+
+def dot(folder):
+    import random
+
+    generator = random.Random(5)
+    edges = [(generator.randrange(n), n) for n in range(1, 2200)] + [(generator.randrange(2200), generator.randrange(2200)) for _ in range(150)]
+    (folder / "graph.dot").write_text("digraph g {" + "".join(f"n{a} -> n{b};\n" for a, b in edges) + "}\n")
+    return ["dot", "-Tsvg", folder / "graph.dot"]
+
+
+def hunspell(folder):
+    import random
+
+    generator = random.Random(5)
+    words = ("".join(generator.choice("abcdefghilmnoprstu") for _ in range(generator.randrange(3, 9))) for _ in range(60_000))
+    (folder / "words").write_text("\n".join(words))
+    return ["hunspell", "-d", "en_US", "-l", folder / "words"]
+
+
 def sqlite(folder):
     (folder / "work.sql").write_text(SQL_WORK)
     return ["sqlite3", "-init", folder / "work.sql", ":memory:", ".quit"]
@@ -431,6 +496,14 @@ def structures(name, rounds):
     return own("structures.cpp", name, rounds)
 
 
+def later(name, rounds):
+    return own("later.cpp", name, rounds, kept_apart=True)
+
+
+def real_later(name, command, *needs):
+    return real_in(name, command, NATIVE, needs, kept_apart=True)
+
+
 PROGRAMS = [
     subject("cold-touch", 20),
     subject("warm-touch", 25),
@@ -483,6 +556,17 @@ PROGRAMS = [
     real_in("awk", awk, NATIVE, ("awk",)),
     real_in("lua", script("work.lua", LUA_WORK, "lua"), NATIVE, ("lua",)),
     real_in("jq", jq, NATIVE, ("jq",)),
+    # Written when the model was finished.
+    later("trees", 600),
+    later("batches", 6000),
+    later("texts", 900),
+    later("graph", 800),
+    real_later("ruby", script("work.rb", RUBY_WORK, "ruby"), "ruby"),
+    real_later("php", script("work.php", PHP_WORK, "php"), "php"),
+    real_later("xmllint", lambda folder: ["xmllint", "--noout", "--repeat", xml(folder / "small.xml", 2500)], "xmllint"),
+    real_later("xsltproc", xsltproc, "xsltproc"),
+    real_later("dot", dot, "dot"),
+    real_later("hunspell", hunspell, "hunspell"),
 ]
 APART = {p.name for p in PROGRAMS if p.kept_apart}
 
@@ -588,7 +672,8 @@ def look_at(program, arguments):
         if program.load is None:
             command = program.command(folder)
             # A high rate: the program runs about a second, and needs as many samples as 15 s of a service.
-            diagnosis = tool(arguments, ["diagnose", "--json", "--rate", 3999, "-d", 15, "-o", folder / "rec", "--", *command], env)
+            words = ["diagnose", "--count", "--json", "--rate", 3999, "-d", 15, "-o", folder / "rec"]
+            diagnosis = tool(arguments, [*words, "--", *command], env)
         else:
             port = free_port()
             command = program.command(folder, port)
@@ -618,10 +703,17 @@ def look_at(program, arguments):
         "trial_s": round(time.monotonic() - began, 1),
         "walls": diagnosis["verdict"]["walls"],
         "first_choice": first,
+        "replayed": replayed_arms(diagnosis),
         "bill": {line["class"]: round(line["share"]["point"], 4) for line in shares} if isinstance(shares, list) else {},
         "arms": comparisons,
         "baseline": [row(c) for c in trial["baseline"] if c["metric"] in CPU_METRICS],
     }
+
+
+def replayed_arms(diagnosis):
+    """The arms whose prediction rests on a replay of the counted calls."""
+    replay = diagnosis.get("replayed") or {}
+    return [variant["remedy"] for variant in replay.get("variants", []) if variant["missing"] is None]
 
 
 def in_turns(program, arguments, folder, env):
@@ -633,13 +725,16 @@ def in_turns(program, arguments, folder, env):
         own.chmod(0o755)
         if program.source:
             shutil.copy(compiled(program.source, arguments.built), own)
-        words = program.command(own)
+        words = [str(word) for word in program.command(own)]
         if arm:
-            options = [arguments.binary, "run", "--print", "--with", arm, "--", *words]
-            line = subprocess.run([str(w) for w in options], stdin=subprocess.DEVNULL, capture_output=True, env=env, text=True)
+            options = [str(arguments.binary), "run", "--print", "--with", arm, "--", *words]
+            line = subprocess.run(options, stdin=subprocess.DEVNULL, capture_output=True, env=env, text=True)
             if line.returncode:
                 continue
             words = ["/bin/sh", "-c", line.stdout]
+        else:
+            # It starts by the same ways, which take some milliseconds.
+            words = ["/bin/sh", "-c", shlex.join(words)]
         commands[arm] = turns.Command(words, env, own)
     rounds = [turns.cpu_seconds(commands, limit_s=LIMIT_S) for _ in range(arguments.blocks)]
     return {arm: change(arm, rounds) for arm in commands if arm}
@@ -752,6 +847,42 @@ def headline(results):
         "first_choices": len(choices),
         "right_first_choices": sum(choices),
     }
+
+
+# ---- how wide an interval must be ----
+
+MALLOC = ("allocator_code", "allocator_locks", "block_filling", "map_calls", "page_release", "address_space_lock", "zeroing", "fault_path")
+# This part of measured points is to lie inside.
+INSIDE = 0.8
+
+
+def excess(result, arm):
+    """By how much the measured point is outside the predicted interval, as a part of what malloc costs the program."""
+    predicted, point = arm["predicted"], arm["measured"]["point"]
+    stake = sum(result["bill"].get(line, 0.0) for line in MALLOC)
+    return max(0.0, predicted["low"] - point, point - predicted["high"]) / max(stake, 0.01)
+
+
+def wide_enough(excesses):
+    """The least width that holds for INSIDE of programs like these, also of the next one (split conformal prediction: Papadopoulos et
+    al., ECML 2002). None if they are too few."""
+    at = math.ceil(INSIDE * (len(excesses) + 1))
+    return sorted(excesses)[at - 1] if at <= len(excesses) else None
+
+
+def fit(results):
+    """By kind of remedy: the width to add on both sides, and the part of points inside if each program is left out of its own width."""
+    found = {}
+    for kind, wanted in (("swaps", lambda arm: arm in SWAPS), ("settings", lambda arm: arm not in SWAPS)):
+        of = [(r["program"], excess(r, a)) for r, a in scored(results) if a["arm"] in r.get("replayed", ()) and wanted(a["arm"])]
+        inside = []
+        for program, value in of:
+            others = wide_enough([v for name, v in of if name != program])
+            if others is not None:
+                inside.append(value <= others)
+        width = wide_enough([value for _, value in of])
+        found[kind] = {"arms": len(of), "width": width, "inside_when_left_out": sum(inside) / len(inside) if inside else None}
+    return found
 
 
 # ---- the page ----
@@ -945,6 +1076,7 @@ def main():
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "prediction-accuracy.md")
     parser.add_argument("--kept-apart", action="store_true", help="only programs that had no part in choosing the model's constants")
     parser.add_argument("--predict", action="store_true", help="only predict again; keep the measured values of programs that were measured")
+    parser.add_argument("--fit", action="store_true", help="measure nothing; from the fitted programs, print how wide predictions from replays must be")
     parser.add_argument("--report", action="store_true", help="measure nothing; write the page again from the JSON file")
     parser.add_argument("--lock", type=Path)
     arguments = parser.parse_args()
@@ -959,6 +1091,9 @@ def main():
     document = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
     results = {r["program"]: r for r in document.get("results", [])}
     left_out = document.get("left_out", {})
+    if arguments.fit:
+        print(json.dumps(fit([r for r in results.values() if group(r) == "fitted"]), indent=1))
+        return 0
     if not arguments.report:
         if not arguments.binary.is_file():
             parser.error(f"{arguments.binary} does not exist; run make build")

@@ -2,7 +2,7 @@
 
 import unittest
 
-from prediction_accuracy import PROGRAMS, change, choice, groups, headline, hit, page, point_in, wrong_sign
+from prediction_accuracy import PROGRAMS, change, choice, fit, groups, headline, hit, page, point_in, wrong_sign
 
 
 def interval(low, point, high):
@@ -101,6 +101,21 @@ class Judging(unittest.TestCase):
         nine = [{None: 1.0, "a": ratio} for ratio in (9.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 0.1)]
         found = change("a", nine)["measured"]
         self.assertEqual([round(found[end], 6) for end in ("low", "point", "high")], [0.1, 0.4, 0.7])
+
+    def test_the_width_is_that_of_the_other_programs(self):
+        # Nine programs are predicted right, one is off by half of what malloc costs it; then three of ten are.
+        def results(wrong):
+            measured = [-0.1 if n >= wrong else 0.1 for n in range(10)]
+            arms = [arm("jemalloc", interval(m, m, m), interval(-0.1, -0.1, -0.1)) for m in measured]
+            made = [result("a", one, program=f"p{n}") for n, one in enumerate(arms)]
+            return [{**r, "bill": {"allocator_code": 0.4, "application": 0.6}, "replayed": ["jemalloc"]} for r in made]
+
+        few, many = fit(results(1))["swaps"], fit(results(3))["swaps"]
+        self.assertEqual((few["arms"], few["width"], few["inside_when_left_out"]), (10, 0.0, 0.9))
+        self.assertAlmostEqual(many["width"], 0.5)
+        self.assertEqual(fit(results(1))["settings"], {"arms": 0, "width": None, "inside_when_left_out": None})
+        # A range from other programs is no replay.
+        self.assertEqual(fit([{**r, "replayed": []} for r in results(1)])["swaps"]["arms"], 0)
 
     def test_programs_have_distinct_names_and_arms(self):
         names = [p.name for p in PROGRAMS]
