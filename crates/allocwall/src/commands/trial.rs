@@ -178,10 +178,10 @@ fn continued(now: Args, earlier: &mut Journal) -> anyhow::Result<Args> {
         && (blocks < done || (earlier.planned && blocks != planned))
     {
         // The interim looks share one significance level; changing the plan after a look would spend it twice.
-        bail!(
+        return Err(usage(format!(
             "--blocks {blocks}: {done} of {planned} planned blocks are done, and the plan cannot change; for another number of \
              blocks, start another trial"
-        );
+        )));
     }
     if blocks.is_some() || budget.is_some() {
         (options.blocks, options.budget) = (blocks, budget);
