@@ -350,15 +350,18 @@ fn programs_that_cannot_be_preloaded() {
     }
 }
 
+/// The arguments of a short trial of a server.
+fn served<'a>(options: &[&'a str], command: &[&'a str]) -> Vec<&'a str> {
+    [&["-w", "env:A=1", "--blocks", "4"], options, &["--"], command].concat()
+}
+
 #[test]
 fn servers_that_cannot_be_loaded() {
     let port = free_port();
     let url = format!("http://127.0.0.1:{port}/");
-    let all = |options: &[&str], command: &[&str]| {
-        [&["-w", "env:A=1", "--blocks", "4"], options, &["--"], command].concat()
-    };
-    let server = |options: &[&str], command: &[&str], words: &[&str]| refused(&all(options, command), words);
-    let misused = |options: &[&str], words: &[&str]| misused(&all(options, &["sleep", "100"]), words);
+    let server =
+        |options: &[&str], command: &[&str], words: &[&str]| refused(&served(options, command), words);
+    let misused = |options: &[&str], words: &[&str]| misused(&served(options, &["sleep", "100"]), words);
     let load = ["--load", &url, "--rate", "50", "--load-time", "500ms"];
     let hasty = [&load[..], &["--ready-timeout", "300ms"]].concat();
     server(&hasty, &["sleep", "100"], &["was not ready after 0.3 s", "connection refused"]);
