@@ -568,6 +568,19 @@ mod tests {
     }
 
     #[test]
+    fn the_ladder_of_the_book_has_the_thresholds() {
+        const LADDER: &str = include_str!("../../../../docs/ladder.md");
+        for wall in Wall::ALL {
+            let threshold = thresholds::of(wall);
+            let [contributor, from] =
+                [threshold.contributor, threshold.wall_from].map(|part| (part * 100.0).round());
+            let row = LADDER.lines().find(|line| line.contains(&format!("| {} | ", wall.title())));
+            let row = row.unwrap_or_else(|| panic!("no row for {}", wall.title()));
+            assert!(row.contains(&format!("| {contributor} %, {from} %")), "{row}");
+        }
+    }
+
+    #[test]
     fn every_name_that_a_report_prints_has_a_page() {
         let words = [
             "wall",
