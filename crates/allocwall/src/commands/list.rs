@@ -124,13 +124,16 @@ fn as_text(found: &[Found], tunables: &Measured<Vec<Tunable>>, width: usize) -> 
 /// A name, and its text in a second column.
 pub fn row(out: &mut String, name: &str, text: &str, width: usize) {
     let indent = " ".repeat(NAME + 3);
-    let name = terminal(name);
-    // A longer name gets its own line.
-    if name.chars().count() > NAME {
+    let (name, text) = (terminal(name), terminal(text));
+    let length = |word: &str| word.chars().count();
+    // A long name gets its own line, and so does one beside a path that would not fit.
+    let widest = text.split(' ').map(length).max().unwrap_or(0);
+    let apart = length(&name) > NAME || indent.len() + widest > width;
+    let indent = if indent.len() + widest > width { " ".repeat(4) } else { indent };
+    if apart {
         let _ = writeln!(out, "  {name}");
     }
-    let head = if name.chars().count() > NAME { indent.clone() } else { format!("  {name:NAME$} ") };
-    let text = terminal(text);
+    let head = if apart { indent.clone() } else { format!("  {name:NAME$} ") };
     let options = plain(width).initial_indent(&head).subsequent_indent(&indent).break_words(false);
     let _ = writeln!(out, "{}", textwrap::fill(&text, options));
 }
