@@ -115,13 +115,19 @@ def quantile_ms(ordered, q):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--port", type=int, help="required, unless --print-body is given")
+    parser.add_argument("--print-body", action="store_true", help="print the body of a request, and send nothing")
     parser.add_argument("--path", default="/manifest")
     parser.add_argument("--connections", type=int, default=4, help="1 to 64")
     parser.add_argument("--duration", type=float, default=20, help="seconds, at most 600")
     parser.add_argument("--requests", type=int, default=sys.maxsize, help="stop after this many requests; at least one per connection")
     parser.add_argument("--segments", type=int, default=8, help="2 KB records in each request, 1 to 500")
     args = parser.parse_args()
+    if args.print_body and 1 <= args.segments <= 500:
+        sys.stdout.buffer.write(manifest(args.segments))
+        return 0
+    if args.port is None:
+        parser.error("--port is required")
     if args.host not in LOOPBACK:
         parser.error("--host must be 127.0.0.1, ::1 or localhost: the load generator works only on this machine")
     if not (1 <= args.connections <= 64 and 0 < args.duration <= 600 and 1 <= args.segments <= 500 and args.connections <= args.requests):

@@ -46,6 +46,8 @@ __all__ = ["count", "Totals", "Counts", "Domain", "SizeClass", "Line"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_new = _native.Counter.__new__
+
 
 class Domain(NamedTuple):
     name: str
@@ -161,13 +163,21 @@ class count(Counts, _native.Counter):
     by_line: also record the line of each call, for `lines`. Costs some hundred nanoseconds per call. Since 3.11, frame
         objects are then not counted, because to find the line creates them.
 
-    As a decorator of a function, coroutine function or generator function, it counts each call separately; the attribute
-    `counts` of the function has the totals.
+    As a decorator of a function, coroutine function or generator function, with or without brackets, it counts each call
+    separately; the attribute `counts` of the function has the totals.
 
     Raises RuntimeError if the interpreter hides its hooks, or on another thread than the one that it began on.
     """
 
     __slots__ = ()
+
+    def __new__(cls, function: Optional[Callable[..., Any]] = None, *, by_line: bool = False) -> Any:
+        if function is None:
+            return _new(cls, by_line=True) if by_line else _new(cls)
+        # The decorator without brackets.
+        if not callable(function):
+            raise TypeError("count takes a function to decorate, or nothing, not %r" % (function,))
+        return cls(by_line=by_line).decorated(function)
 
     @property
     def lines(self) -> List[Line]:

@@ -26,6 +26,8 @@ __all__ = ["MODES", "Refused", "enable", "disable", "status", "collapse"]
 MODES = ("thp", "hugetlb", "collapse", "auto")
 
 _VARIABLE = "ALLOCWALL_HUGEPAGES"
+# What is wrong with it, for the processes that this one starts: they inherit both, and one warning is enough.
+_WARNED = "ALLOCWALL_HUGEPAGES_WARNED"
 
 # Memory to be collapsed must be mostly resident, so that the resident set grows little.
 _LEAST_RESIDENT = 0.9
@@ -275,15 +277,29 @@ def _collapse_quietly() -> None:
         _state["refused"] = (refused.reason, str(refused))
 
 
+def _warn_once(message: str) -> None:
+    """One line on stderr, once in this process and those that it starts."""
+    if os.environ.get(_WARNED) == message:
+        return
+    os.environ[_WARNED] = message
+    try:
+        sys.stderr.write("allocwall: %s; objects stay on small pages\n" % message)
+    except (AttributeError, OSError, ValueError):
+        # There is no stderr, or it is closed. `status` has the message.
+        pass
+
+
 def _from_environment() -> None:
-    """Called at start by the .pth file (.start since 3.15). Silent in every case, because it runs in every interpreter that
-    inherits the variable. `status` reports a refusal."""
+    """Called at start by the .pth file (.start since 3.15). It runs in every interpreter that inherits the variable, so a refusal is
+    silent: `status` reports it. A value without a meaning is a mistake of the user's, and gets one line on stderr."""
     value = os.environ.get(_VARIABLE, "")
     if value in ("", "0"):
         return
     mode = "thp" if value == "1" else value
     if mode not in ("thp", "collapse", "auto"):
-        _state["refused"] = ("variable", "%s must be 1, thp, collapse or auto, not %r" % (_VARIABLE, value))
+        message = "%s must be 1, thp, collapse or auto, not %r" % (_VARIABLE, value)
+        _state["refused"] = ("variable", message)
+        _warn_once(message)
         return
     try:
         enable(mode)

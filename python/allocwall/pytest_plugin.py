@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional
 
 import pytest
 
@@ -42,17 +42,19 @@ def pytest_configure(config: Any) -> None:
     )
 
 
-def pytest_collection_modifyitems(items: List[Any]) -> None:
-    for item in items:
-        _budget(item)
-
-
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call(item: Any) -> Iterator[None]:
     budget = _budget(item)
     test = getattr(item, "obj", None)
-    if not budget or test is None:
+    if budget is None or test is None:
         yield
+        return
+    if not budget:
+        item.obj = _refused
+        try:
+            yield
+        finally:
+            item.obj = test
         return
     from .counting import wrap
 
@@ -112,18 +114,16 @@ def _check(counted: count, budget: Dict[str, Any]) -> None:
     pytest.fail("\n".join(lines), pytrace=False)
 
 
-def _budget(item: Any) -> Dict[str, Any]:
-    """A test's budget, from its closest mark; empty without a mark."""
+def _budget(item: Any) -> Optional[Dict[str, Any]]:
+    """A test's budget, from its closest mark; None without a mark, and empty if the mark makes no sense."""
     mark = item.get_closest_marker("alloc_budget")
     if mark is None:
-        return {}
+        return None
     numbers = {name: value for name, value in mark.kwargs.items() if name != "by_line"}
-    if (
-        mark.args
-        or not numbers
-        or any(name not in _LIMITS or type(value) is not int or value < 0 for name, value in numbers.items())
-    ):
-        raise pytest.UsageError(
-            "%s: alloc_budget takes calls, bytes or peak as integers of at least 0, and optionally by_line" % item.nodeid
-        )
-    return dict(mark.kwargs)
+    wrong = any(name not in _LIMITS or type(value) is not int or value < 0 for name, value in numbers.items())
+    return {} if mark.args or not numbers or wrong else dict(mark.kwargs)
+
+
+def _refused(*_args: Any, **_kwargs: Any) -> None:
+    """Stands in for a test whose budget makes no sense: only this test fails."""
+    pytest.fail("alloc_budget takes calls, bytes or peak as integers of at least 0, and optionally by_line", pytrace=False)

@@ -660,6 +660,27 @@ class Functions(Exact):
         self.assertEqual(row.live_bytes, 3 * sys.getsizeof(bytes(1000)) + 5 * sys.getsizeof(bytes(1500)))
         self.assertEqual(row.peak_bytes, 5 * sys.getsizeof(bytes(1500)))
 
+    def test_the_brackets_may_be_left_out(self):
+        @allocwall.count
+        def made(n):
+            return [bytes(1000) for _ in range(n)]
+
+        @allocwall.count
+        async def steps():
+            return bytes(1000)
+
+        self.assertEqual((made.__name__, len(made(3))), ("made", 3))
+        self.assertEqual((made.counts.counts, of(made.counts, "obj", 2048).calls), (1, 3))
+        self.assertEqual(len(asyncio.run(steps())), 1000)
+        self.assertEqual(of(steps.counts, "obj", 2048).calls, 1)
+        for wrong in (7, "by_line"):
+            with self.assertRaises(TypeError):
+                allocwall.count(wrong)
+        with allocwall.count(by_line=True) as counted:
+            bytes(1000)
+        self.assertIsInstance(counted, allocwall.count)
+        self.assertTrue(counted.lines)
+
     def test_nothing_but_the_functions_own_work(self):
         @allocwall.count()
         def nothing():

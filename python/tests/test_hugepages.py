@@ -536,14 +536,39 @@ class Starting(unittest.TestCase):
         self.assertEqual(python(self.MODE, ALLOCWALL_HUGEPAGES="1"), "thp\n")
         self.assertEqual(python(self.MODE, ALLOCWALL_HUGEPAGES="auto"), "auto\n")
 
-    def test_an_unknown_value_of_the_variable_is_silent_and_reported_by_status(self):
-        script = "import allocwall; print(allocwall.hugepages.status()['refused'][0])"
+    def said(self, **environment):
+        """The output of an interpreter and of the one that it starts, and what they say on stderr."""
+        script = """
+            import allocwall, subprocess, sys
+            print(allocwall.hugepages.status()["refused"][0], flush=True)
+            if len(sys.argv) == 1:
+                subprocess.run([sys.executable, __file__, "child"], check=True)
+        """
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHONMALLOC", "ALLOCWALL"))}
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "script.py")
+            path.write_text(textwrap.dedent(script))
+            run = subprocess.run(
+                [sys.executable, str(path)],
+                env={**inherited, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                universal_newlines=True,
+                timeout=60,
+            )
+        self.assertEqual(run.returncode, 0, run.stderr)
+        return run.stdout, run.stderr
+
+    def test_an_unknown_value_of_the_variable_is_told_once_and_reported_by_status(self):
         for value in ("yes", "hugetlb"):
-            self.assertEqual(python(script, ALLOCWALL_HUGEPAGES=value), "variable\n")
+            out, told = self.said(ALLOCWALL_HUGEPAGES=value)
+            self.assertEqual(out, "variable\nvariable\n")
+            expected = "allocwall: ALLOCWALL_HUGEPAGES must be 1, thp, collapse or auto, not %r; objects stay on small pages\n" % value
+            self.assertEqual(told, expected)
 
     def test_a_refusal_at_start_is_silent(self):
-        script = "import allocwall; print(allocwall.hugepages.status()['refused'][0])"
-        self.assertEqual(python(script, ALLOCWALL_HUGEPAGES="1", PYTHONMALLOC="malloc"), "no_pymalloc\n")
+        self.assertEqual(self.said(ALLOCWALL_HUGEPAGES="1", PYTHONMALLOC="malloc"), ("no_pymalloc\nno_pymalloc\n", ""))
 
     def command(self, *arguments, **environment):
         return subprocess.run(

@@ -111,14 +111,24 @@ class Plugin(unittest.TestCase):
         self.assertIn("1 failed, 1 xfailed", out)
         self.assertNotIn("alloc_budget: calls", out)
 
-    def test_a_mark_that_says_nothing_is_an_error(self):
+    def test_a_mark_that_says_nothing_fails_its_own_test_only(self):
         for mark in ("alloc_budget", "alloc_budget(30)", "alloc_budget(call=30)", "alloc_budget(calls=-1)", "alloc_budget(by_line=True)"):
             seen, out = self.run_tests("""
                 @pytest.mark.%s
                 def test_it():
                     pass
-            """ % mark)
-            self.assertEqual(seen, 4, out)
+                @pytest.mark.%s
+                class Case(unittest.TestCase):
+                    def test_in_a_class(self):
+                        pass
+                def test_without():
+                    pass
+                @pytest.mark.alloc_budget(calls=500)
+                def test_with_a_budget():
+                    pass
+            """ % (mark, mark))
+            self.assertEqual(seen, 1, out)
+            self.assertIn("2 failed, 2 passed", out)
             self.assertIn("alloc_budget takes calls, bytes or peak", out)
 
     def test_without_a_mark_nothing_is_counted(self):

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import unittest
 from importlib import metadata
 from pathlib import Path
@@ -36,11 +37,30 @@ class Program(unittest.TestCase):
         self.assertEqual((answer.returncode, answer.stderr), (0, ""))
         self.assertIn("jemalloc", answer.stdout)
 
-    def test_the_module_is_another_program_and_says_where_this_one_is(self):
+    def test_the_module_passes_every_other_verb_on(self):
         answer = run(sys.executable, "-m", "allocwall", "--help")
         self.assertEqual(answer.returncode, 0, answer.stderr)
-        self.assertIn("The tool itself is the program `allocwall`", " ".join(answer.stdout.split()))
+        self.assertIn("passed on to the program `allocwall`", " ".join(answer.stdout.split()))
         self.assertEqual(run(sys.executable, "-m", "allocwall").returncode, 2)
+        for words in (
+            ["--version"],
+            ["explain", "first", "touch"],
+            ["explain", "snake-oil"],
+            ["diagnose"],
+            ["no-such-verb"],
+            ["run", "--with", "env:A=1", "--quiet", "--", "sh", "-c", "echo $A; exit 7"],
+            ["run", "-w", "no-such-remedy", "--", "true"],
+        ):
+            passed, itself = run(sys.executable, "-m", "allocwall", *words), run(PROGRAM, *words)
+            for each in ("returncode", "stdout", "stderr"):
+                self.assertEqual(getattr(passed, each), getattr(itself, each), words)
+
+    def test_the_module_runs_programs_of_python_itself(self):
+        with tempfile.TemporaryDirectory() as folder:
+            script = Path(folder, "script.py")
+            script.write_text("import sys; print(sys.argv[1:])")
+            answer = run(sys.executable, "-m", "allocwall", "run", script, "--with", "x", "--", "y")
+            self.assertEqual((answer.returncode, answer.stdout), (0, "['--with', 'x', '--', 'y']\n"), answer.stderr)
 
 
 class Tag(unittest.TestCase):

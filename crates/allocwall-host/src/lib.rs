@@ -5,6 +5,7 @@ pub mod alarm;
 pub mod cgroup;
 pub mod clock;
 pub mod confined;
+pub mod containers;
 pub mod cycles;
 pub mod elf;
 pub mod facts;

@@ -2,11 +2,13 @@
 
 #![forbid(unsafe_code)]
 
+mod command_line;
 mod commands;
 mod output;
 mod printer;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
+use commands::shared::usage;
 use printer::Printer;
 use std::process::ExitCode;
 
@@ -16,7 +18,8 @@ use std::process::ExitCode;
     version,
     about,
     max_term_width = 100,
-    after_help = "Exit status: 0 measured, 1 could not measure (or --fail-on met), 2 usage error."
+    after_help = "`allocwall VERB --help` explains a verb. Manual pages: `allocwall man`. Completions: `allocwall completions SHELL`.\n\
+                  Exit status: 0 measured, 1 could not measure (or --fail-on met), 2 usage error."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -44,10 +47,16 @@ enum Command {
     Bench(commands::bench::Args),
     /// Start a command with remedies applied: allocwall becomes the command (same pid, same exit status)
     Run(commands::run::Args),
-    /// List remedies, the allocators found here, tunables, walls and experiments
+    /// List remedies by runtime and wall, the allocators found here, tunables, walls and experiments
     List(commands::list::Args),
-    /// Explain a remedy, an allocator, a tunable, a wall or an experiment
+    /// Explain every name that a report prints: a wall, a line, a remedy, a term; or a tunable or an experiment
     Explain(commands::explain::Args),
+    /// Print what bash, zsh or fish needs to complete verbs and options
+    #[command(hide = true)]
+    Completions(commands::completions::Args),
+    /// Print a manual page, or write all of them
+    #[command(hide = true)]
+    Man(commands::man::Args),
     /// Run a built-in subject: a program with one known wall and its own account of the truth
     #[command(hide = true)]
     Subject(commands::subject::Args),
@@ -63,7 +72,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli: Cli = command_line::parsed();
     let printer = Printer::new();
     let outcome = match cli.command {
         Command::Check(args) => commands::check::run(args, &printer),
@@ -77,6 +86,8 @@ fn main() -> ExitCode {
         Command::Run(args) => commands::run::run(args, &printer),
         Command::List(args) => commands::list::run(args, &printer),
         Command::Explain(args) => commands::explain::run(args, &printer),
+        Command::Completions(args) => commands::completions::run(args, shown(), &printer),
+        Command::Man(args) => commands::man::run(args, shown(), &printer),
         Command::Subject(args) => commands::subject::run(args, &printer),
         Command::Keep => commands::keep::run(),
         Command::Read(args) => commands::read::run(args),
@@ -84,6 +95,11 @@ fn main() -> ExitCode {
     };
     outcome.unwrap_or_else(|error| {
         printer.error(&error);
-        ExitCode::FAILURE
+        usage::status_of(&error)
     })
+}
+
+/// The command line without hidden verbs.
+fn shown() -> clap::Command {
+    command_line::without_hidden(&Cli::command())
 }

@@ -3,6 +3,7 @@
 use allocwall_report::text::Style;
 use anyhow::Context;
 use std::io::{ErrorKind, IsTerminal, Write};
+use std::os::fd::AsFd;
 
 pub struct Printer {
     stdout_terminal: bool,
@@ -22,13 +23,9 @@ impl Printer {
         self.stdout_terminal && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty())
     }
 
-    /// Layout of reports on stdout: COLUMNS, else the width of the terminal, at most 100 columns.
+    /// Layout of reports on stdout.
     pub fn style(&self) -> Style {
-        let columns = std::env::var("COLUMNS").ok().and_then(|c| c.parse().ok()).filter(|c| *c > 0);
-        let terminal =
-            || terminal_size::terminal_size_of(std::io::stdout()).map(|(width, _)| usize::from(width.0));
-        let width = columns.or_else(terminal).unwrap_or(Style::FILE.width).min(Style::FILE.width);
-        Style { color: self.color(), width }
+        Style { color: self.color(), width: width(std::io::stdout()) }
     }
 
     /// Progress bars are drawn only on a terminal.
@@ -40,10 +37,9 @@ impl Printer {
         self.stdout_terminal
     }
 
-    /// Columns of the terminal for messages, at most 100.
+    /// Columns for messages.
     pub fn talk_width(&self) -> usize {
-        let terminal = terminal_size::terminal_size_of(std::io::stderr());
-        terminal.map_or(Style::FILE.width, |(width, _)| usize::from(width.0)).min(Style::FILE.width)
+        width(std::io::stderr())
     }
 
     /// Writes data verbatim. A closed pipe (`| head`) is not an error; a full disk is.
@@ -103,6 +99,17 @@ impl Printer {
     pub fn error(&self, error: &anyhow::Error) {
         let _ = writeln!(std::io::stderr(), "error: {}", one_line(&format!("{error:#}")));
     }
+}
+
+/// What COLUMNS says, if it is a number above 0.
+pub fn columns() -> Option<usize> {
+    std::env::var("COLUMNS").ok()?.parse().ok().filter(|columns| *columns > 0)
+}
+
+/// Columns of what is written there: COLUMNS, else the width of the terminal, at most 100.
+fn width(to: impl AsFd) -> usize {
+    let terminal = || terminal_size::terminal_size_of(to).map(|(width, _)| usize::from(width.0));
+    columns().or_else(terminal).unwrap_or(Style::FILE.width).min(Style::FILE.width)
 }
 
 /// Names from other processes may hold escape sequences, so only printable text reaches the terminal.

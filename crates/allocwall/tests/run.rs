@@ -285,8 +285,8 @@ fn errors_are_one_line() {
     refused(&["run", "--with", "env:A=1", "--", "/etc/passwd"], 1, "not executable");
     refused(&["run", "--with", "env:A=1", "--", "no-such-program-anywhere"], 1, "no such program in PATH");
     refused(&["run", "--with", "quota", "--", "true"], 2, "can't be set when a program starts");
-    refused(&["explain", "snake-oil"], 1, "unknown name snake-oil");
-    refused(&["explain", "\u{1b}[31m"], 1, "\\u{1b}[31m");
+    refused(&["explain", "snake-oil"], 2, "unknown name snake-oil");
+    refused(&["explain", "\u{1b}[31m"], 2, "\\u{1b}[31m");
     if !glibc_here() {
         println!("skipped in part: no glibc here");
     } else {

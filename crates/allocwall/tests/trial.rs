@@ -150,12 +150,17 @@ fn assert_refused(output: &Output, code: i32, words: &[&str], before: &[&str]) {
 
 /// One error line, exit status 1, nothing left behind, no trial saved.
 fn refused(arguments: &[&str], words: &[&str]) {
-    refused_after(arguments, words, &[]);
+    refused_after(arguments, 1, words, &[]);
 }
 
-fn refused_after(arguments: &[&str], words: &[&str], before: &[&str]) {
+/// The same for wrong usage.
+fn misused(arguments: &[&str], words: &[&str]) {
+    refused_after(arguments, 2, words, &[]);
+}
+
+fn refused_after(arguments: &[&str], code: i32, words: &[&str], before: &[&str]) {
     let place = Place::new();
-    assert_refused(&place.quick(arguments), 1, words, before);
+    assert_refused(&place.quick(arguments), code, words, before);
     assert!(!Path::new(&place.at("state/allocwall")).exists() || saved(&place).is_empty());
 }
 
@@ -253,10 +258,11 @@ fn a_command_that_never_ends_is_ended() {
 #[test]
 fn arms_that_cannot_be_applied() {
     let refused = |arm: &str, words: &[&str]| refused(&["-w", arm, "--blocks", "4", "--", "true"], words);
-    refused("jemaloc", &["no remedy jemaloc", "nearest: jemalloc"]);
+    let misused = |arm: &str, words: &[&str]| misused(&["-w", arm, "--blocks", "4", "--", "true"], words);
+    misused("jemaloc", &["no remedy jemaloc", "nearest: jemalloc"]);
     refused("cpus=60000", &["CPU 60000 is not online"]);
     refused("nodes=1000", &["1000"]);
-    refused("jemalloc+mimalloc", &["both set the allocator"]);
+    misused("jemalloc+mimalloc", &["both set the allocator"]);
     refused("mimalloc@/nonexistent/lib.so", &["/nonexistent/lib.so"]);
     refused("mimalloc@/etc/passwd", &["/etc/passwd", "not an ELF file"]);
     let glibc = Command::new("getconf").arg("GNU_LIBC_VERSION").output();
@@ -269,9 +275,9 @@ fn arms_that_cannot_be_applied() {
 
 #[test]
 fn arms_that_are_given_twice_or_not_at_all() {
-    refused(&["-w", "env:A=1", "-w", "env:A=1", "--blocks", "4", "--", "true"], &["given twice"]);
-    refused(&["--blocks", "4", "--", "true"], &["nothing to try", "--with none"]);
-    refused(&["-w", "none", "--blocks", "4"], &["no command given"]);
+    misused(&["-w", "env:A=1", "-w", "env:A=1", "--blocks", "4", "--", "true"], &["given twice"]);
+    misused(&["--blocks", "4", "--", "true"], &["nothing to try", "--with none"]);
+    misused(&["-w", "none", "--blocks", "4"], &["no command given"]);
 }
 
 /// The library of an allocator that is always bundled.
@@ -344,18 +350,24 @@ fn programs_that_cannot_be_preloaded() {
     }
 }
 
+/// The arguments of a short trial of a server.
+fn served<'a>(options: &[&'a str], command: &[&'a str]) -> Vec<&'a str> {
+    [&["-w", "env:A=1", "--blocks", "4"], options, &["--"], command].concat()
+}
+
 #[test]
 fn servers_that_cannot_be_loaded() {
     let port = free_port();
     let url = format!("http://127.0.0.1:{port}/");
-    let server = |options: &[&str], command: &[&str], words: &[&str]| {
-        refused(&[&["-w", "env:A=1", "--blocks", "4"], options, &["--"], command].concat(), words);
-    };
+    let server =
+        |options: &[&str], command: &[&str], words: &[&str]| refused(&served(options, command), words);
+    let misused = |options: &[&str], words: &[&str]| misused(&served(options, &["sleep", "100"]), words);
     let load = ["--load", &url, "--rate", "50", "--load-time", "500ms"];
     let hasty = [&load[..], &["--ready-timeout", "300ms"]].concat();
     server(&hasty, &["sleep", "100"], &["was not ready after 0.3 s", "connection refused"]);
     server(&hasty, &["true"], &["ended (exit status 0) before", "ready"]);
-    server(&["--load", "ftp://x"], &["sleep", "100"], &["ftp://x"]);
+    misused(&["--load", "ftp://x"], &["ftp://x"]);
+    misused(&["--load", "http://127.0.0.1:1/", "--ready", "soon"], &["soon"]);
     let taken = TcpListener::bind(("127.0.0.1", port)).unwrap();
     server(&load, &["sleep", "100"], &[&format!("127.0.0.1:{port} is in use")]);
     drop(taken);
@@ -371,6 +383,7 @@ fn servers_that_cannot_be_loaded() {
     refused_after(
         &[&["-w", "env:A=1", "--blocks", "4", "--ready", &ready, "--load", &url, "--"], &listens[..]]
             .concat(),
+        1,
         &["could not find the server's capacity", "connection refused"],
         &["measuring the capacity of the baseline"],
     );
@@ -378,7 +391,7 @@ fn servers_that_cannot_be_loaded() {
         let options = ["--ready", &ready, "--load-cmd", load, "--metric", "p99:lower=p99=([0-9]+)"];
         server(&options, &listens, &[words]);
     }
-    server(&["--ready", &ready, "--load-cmd", "unknown-load"], &listens, &["unknown-load", "--metric"]);
+    misused(&["--ready", &ready, "--load-cmd", "unknown-load"], &["unknown-load", "--metric"]);
     // No process holds the ports.
     for port in [open, closed] {
         assert!(TcpListener::bind(("127.0.0.1", port)).is_ok(), "{port}");
@@ -393,7 +406,7 @@ fn a_load_that_cannot_be_sent_is_refused_before_the_server_is_started() {
         let load = ["-w", "none", "--blocks", "1", "--load", "http://127.0.0.1:1/"];
         place.quick(&[&load[..], &[option, "--", "touch", &mark]].concat())
     };
-    assert_refused(&with("--load-time=48h"), 1, &["--load-time", "at most one day"], &[]);
+    assert_refused(&with("--load-time=48h"), 2, &["--load-time", "at most one day"], &[]);
     for rate in ["nan", "inf", "0", "-1", "1e300"] {
         assert_refused(&with(&format!("--rate={rate}")), 2, &["--rate", rate], &[]);
     }
@@ -515,7 +528,7 @@ fn a_metric_that_is_not_printed_is_refused_and_a_printed_one_has_its_unit() {
             &["metric took", "--metric"],
         );
     }
-    refused(
+    misused(
         &["-w", "env:A=1", "--blocks", "4", "--metric", "took:lower=(", "--", "true"],
         &["--metric", "regular expression"],
     );
@@ -670,7 +683,7 @@ fn longer_wall_time_is_worse_and_meets_fail_on() {
     assert_eq!(output.status.code(), Some(0), "{}", talk(&output));
     // Gates that cannot be judged are refused before any block.
     for (gate, words) in [("nothing>+5%", "no metric nothing"), ("wall_s", "--fail-on wall_s")] {
-        refused(
+        misused(
             &[&["-w", "env:SLOW=4", "--blocks", "4", "--fail-on", gate], &command[..]].concat(),
             &[words],
         );
@@ -973,8 +986,8 @@ fn an_interrupted_trial_reports_its_blocks_and_continues_as_planned() {
 
     // Options that would make it another trial are refused, and the file does not change.
     for (options, code, words) in [
-        (&["--blocks", "9"][..], 1, "of 8 planned blocks"),
-        (&["--blocks", "1"], 1, "of 8 planned blocks"),
+        (&["--blocks", "9"][..], 2, "of 8 planned blocks"),
+        (&["--blocks", "1"], 2, "of 8 planned blocks"),
         (&["--with", "env:B=1"], 2, "--with"),
         (&["--effect", "5%"], 2, "--effect"),
         (&["--seed", "12"], 2, "--seed"),

@@ -5,7 +5,7 @@ use allocwall_measure::calibrate::{Calibration, Origin, facts, price_list};
 use allocwall_model::catalogue::prices::{Group, describe};
 use allocwall_model::recording::{Price, PriceList};
 use allocwall_model::units::Absence;
-use allocwall_report::escape;
+use allocwall_report::{escape, text};
 use anstyle::Style;
 use anyhow::bail;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -36,7 +36,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     match (&nothing, args.json) {
         (_, true) => printer.data(&json(&calibration)?)?,
         (Some(line), false) => bail!("{line}"),
-        (None, false) => printer.data(&table(&calibration, now_unix_s(), printer.color()))?,
+        (None, false) => printer.data(&table(&calibration, now_unix_s(), printer.style()))?,
     }
     Ok(match nothing {
         Some(_) => ExitCode::FAILURE,
@@ -112,42 +112,48 @@ fn json(calibration: &Calibration) -> serde_json::Result<String> {
     Ok(serde_json::to_string_pretty(&value)? + "\n")
 }
 
-const WIDTH: usize = 100;
 const TITLE: usize = 50;
+/// On a narrower page, the figures of a price have a line of their own.
+const ONE_LINE: usize = 98;
+const NARROWEST: usize = 40;
 
-fn table(calibration: &Calibration, now_unix_s: u64, color: bool) -> String {
-    let list = &calibration.list;
+fn table(calibration: &Calibration, now_unix_s: u64, style: text::Style) -> String {
+    let (list, width) = (&calibration.list, style.width.max(NARROWEST));
     let mut out = String::new();
     let head = format!("Prices on {}.", list.machine);
-    paragraph(&mut out, "", &head);
-    paragraph(&mut out, "", &provenance(calibration, now_unix_s));
+    paragraph(&mut out, width, "", &head);
+    paragraph(&mut out, width, "", &provenance(calibration, now_unix_s));
 
-    let bold = if color { Style::new().bold() } else { Style::new() };
+    let bold = if style.color { Style::new().bold() } else { Style::new() };
     for group in Group::ALL {
         let prices: Vec<&Price> =
             list.prices.iter().filter(|price| group_of(&price.name) == Some(group)).collect();
         if prices.is_empty() {
             continue;
         }
-        let _ = writeln!(
-            out,
-            "\n{bold}{:<52}{bold:#}{:>10}   {:<22}{:>11}",
-            group.title(),
-            "median",
-            "95 % interval",
-            "repetitions"
-        );
+        if width < ONE_LINE {
+            let _ = writeln!(out, "\n{bold}{}{bold:#}  median, 95 % interval", group.title());
+        } else {
+            let _ = writeln!(
+                out,
+                "\n{bold}{:<52}{bold:#}{:>10}   {:<22}{:>11}",
+                group.title(),
+                "median",
+                "95 % interval",
+                "repetitions"
+            );
+        }
         for price in prices {
-            let _ = writeln!(out, "{}", row(price));
+            row(&mut out, width, price);
         }
     }
-    absences(&mut out, list, bold);
+    absences(&mut out, width, list, bold);
 
     let facts = facts(list);
     if !facts.is_empty() {
         let _ = writeln!(out, "\n{bold}Conclusions{bold:#}");
         for fact in facts {
-            paragraph(&mut out, "  ", &fact);
+            paragraph(&mut out, width, "  ", &fact);
         }
     }
     out
@@ -182,16 +188,17 @@ fn age(since: Duration) -> String {
     }
 }
 
-fn row(price: &Price) -> String {
+fn row(out: &mut String, width: usize, price: &Price) {
     let title = describe(&price.name).map_or_else(|| escape::terminal(&price.name), |(_, title)| title);
     let unit = Unit::of(price.ns.point);
     let interval = format!("{} to {} {}", unit.show(price.ns.low), unit.show(price.ns.high), unit.name);
-    format!(
-        "  {title:<TITLE$}{:>7} {:<2}   {interval:<22}{:>11}",
-        unit.show(price.ns.point),
-        unit.name,
-        price.repetitions
-    )
+    let median = format!("{:>7} {:<2}", unit.show(price.ns.point), unit.name);
+    if width < ONE_LINE {
+        paragraph(out, width, "  ", &title);
+        let _ = writeln!(out, "  {median}   {interval}");
+    } else {
+        let _ = writeln!(out, "  {title:<TITLE$}{median}   {interval:<22}{:>11}", price.repetitions);
+    }
 }
 
 /// One unit for a price and its interval, so that they are easy to compare.
@@ -220,7 +227,7 @@ impl Unit {
     }
 }
 
-fn absences(out: &mut String, list: &PriceList, bold: Style) {
+fn absences(out: &mut String, width: usize, list: &PriceList, bold: Style) {
     if list.absent.is_empty() {
         return;
     }
@@ -230,21 +237,21 @@ fn absences(out: &mut String, list: &PriceList, bold: Style) {
             .iter()
             .map(|name| describe(name).map_or_else(|| escape::terminal(name), |(_, title)| title))
             .collect();
-        paragraph(out, "  ", &format!("{}: {absence}.", titles.join("; ")));
+        paragraph(out, width, "  ", &format!("{}: {absence}.", titles.join("; ")));
         for (n, advice) in absence.mend.iter().enumerate() {
             let lead = if n == 0 { "to fix this:" } else { "or" };
-            paragraph(out, "    ", &format!("{lead} {}", advice.line()));
+            paragraph(out, width, "    ", &format!("{lead} {}", advice.line()));
         }
     }
 }
 
 /// Escapes text from outside (a CPU's name, a path), breaks it at blanks and indents it.
-fn paragraph(out: &mut String, indent: &str, text: &str) {
+fn paragraph(out: &mut String, width: usize, indent: &str, text: &str) {
     let text = escape::terminal(text);
     let mut column = 0;
     for word in text.split(' ').filter(|word| !word.is_empty()) {
         let length = word.chars().count();
-        if column > 0 && column + 1 + length <= WIDTH {
+        if column > 0 && column + 1 + length <= width {
             out.push(' ');
             column += 1;
         } else {
@@ -300,16 +307,27 @@ mod tests {
 
     #[test]
     fn the_table_fits_the_width_and_has_no_escapes() {
-        let text = table(&calibration(), 1000 + 3 * 3600, false);
+        for width in [100, 98, 80, 60, 40, 1] {
+            let text = table(&calibration(), 1000, text::Style { color: false, width });
+            let widest = text.lines().map(|line| line.chars().count()).max();
+            assert!(widest <= Some(width.max(NARROWEST)), "{width}: {text}");
+        }
+        let text = table(&calibration(), 1000 + 3 * 3600, text::Style::FILE);
         for line in text.lines() {
-            assert!(line.chars().count() <= WIDTH, "{} columns: {line}", line.chars().count());
+            assert!(
+                line.chars().count() <= text::Style::FILE.width,
+                "{} columns: {line}",
+                line.chars().count()
+            );
         }
         assert!(!text.contains('\u{1b}'), "{text}");
         assert!(text.contains("Measured 3 h ago"), "{text}");
         assert!(text.contains("1.53 to 1.58 µs"), "{text}");
         assert!(text.contains("mode `never`"), "{text}");
         assert!(text.contains("to fix this: echo madvise"), "{text}");
-        assert!(table(&calibration(), 0, true).contains("\u{1b}[1m"));
+        assert!(
+            table(&calibration(), 0, text::Style { color: true, ..text::Style::FILE }).contains("\u{1b}[1m")
+        );
     }
 
     fn too_few() -> Absence {
@@ -324,7 +342,7 @@ mod tests {
         for name in [TOUCH_4K_IDLE, ZERO_4K, SYSCALL] {
             calibration.list.absent.push((name.into(), too_few()));
         }
-        let text = table(&calibration, 1000, false);
+        let text = table(&calibration, 1000, text::Style::FILE);
         assert_eq!(text.matches("too few repetitions").count(), 1, "{text}");
         let ways = "\n    to fix this: $ allocwall calibrate --fresh\n    or use a less busy machine\n";
         assert_eq!(text.matches(ways).count(), 1, "{text}");

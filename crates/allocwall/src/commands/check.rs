@@ -7,10 +7,12 @@ mod replayed;
 mod surroundings;
 
 use crate::commands::shared::plain;
+use crate::commands::shared::processes::{self, parse_pid};
 use crate::printer::Printer;
 use allocwall_host::facts::Machine;
 use allocwall_model::catalogue::advice::Advice;
 use allocwall_report::escape::terminal;
+use allocwall_report::text::Style;
 use judge::{Check, Report, State};
 use serde_json::json;
 use std::fmt::Write;
@@ -20,17 +22,23 @@ use surroundings::Kernel;
 #[derive(clap::Args)]
 pub struct Args {
     /// Check for this process instead of for processes in general
-    #[arg(short, long, value_parser = clap::value_parser!(i32).range(1..))]
+    #[arg(short, long, allow_negative_numbers = true, value_parser = parse_pid)]
     pid: Option<i32>,
+
+    /// Instead of -p: the process of a container that has only one, by the name or id of the container
+    #[arg(long, value_name = "NAME", conflicts_with = "pid")]
+    container: Option<String>,
+
     /// One JSON object: version, target, summary, checks (name, group, what, state, detail, mend)
     #[arg(long)]
     json: bool,
 }
 
 pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
-    let surroundings = surroundings::gather(&Machine::live(), Kernel::RUNNING, args.pid)?;
+    let pid = processes::one(args.pid, args.container.as_deref())?;
+    let surroundings = surroundings::gather(&Machine::live(), Kernel::RUNNING, pid)?;
     let report = judge::judge(&surroundings);
-    printer.data(&if args.json { as_json(&report, args.pid) } else { as_text(&report, printer.color()) })?;
+    printer.data(&if args.json { as_json(&report, pid) } else { as_text(&report, printer.style()) })?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -56,13 +64,16 @@ fn as_json(report: &Report, pid: Option<i32>) -> String {
     text
 }
 
-const WIDTH: usize = 100;
+const NARROWEST: usize = 40;
 const WHAT: usize = 30;
 const STATE: usize = 8;
 const INDENT: usize = 2 + WHAT + STATE;
+/// The least room for details beside the state. On a narrower page, they have lines of their own.
+const DETAIL: usize = 30;
 
-fn as_text(report: &Report, color: bool) -> String {
-    let mut out = textwrap::fill(&terminal(&report.summary), plain(WIDTH));
+fn as_text(report: &Report, style: Style) -> String {
+    let style = Style { width: style.width.max(NARROWEST), ..style };
+    let mut out = textwrap::fill(&terminal(&report.summary), plain(style.width));
     out.push('\n');
     let mut group = None;
     // A mend that several lines share is printed once.
@@ -73,13 +84,13 @@ fn as_text(report: &Report, color: bool) -> String {
             group = Some(probe.group);
             let _ = write!(out, "\n{}\n", probe.group.title());
         }
-        row(&mut out, check, color);
+        row(&mut out, check, style);
         if let Some((_, what)) = printed.iter().find(|(known, _)| *known == mend) {
-            alternative(&mut out, FIRST, &format!("same as for {what}"));
+            alternative(&mut out, style.width, FIRST, &format!("same as for {what}"));
             continue;
         }
         for (n, way) in mend.iter().enumerate() {
-            alternative(&mut out, if n == 0 { FIRST } else { " or" }, &way.line());
+            alternative(&mut out, style.width, if n == 0 { FIRST } else { " or" }, &way.line());
         }
         if !mend.is_empty() {
             printed.push((mend, probe.what));
@@ -88,16 +99,19 @@ fn as_text(report: &Report, color: bool) -> String {
     out
 }
 
-fn row(out: &mut String, Check { probe, answer }: &Check, color: bool) {
-    let state = format!("{:STATE$}", answer.state.word());
-    let style = answer.state.style();
-    let state = if color { format!("{style}{state}{style:#}") } else { state };
+fn row(out: &mut String, Check { probe, answer }: &Check, style: Style) {
+    let beside = style.width >= INDENT + DETAIL;
+    let word = answer.state.word();
+    let state = if beside { format!("{word:STATE$}") } else { word.to_owned() };
+    let ink = answer.state.style();
+    let state = if style.color { format!("{ink}{state}{ink:#}") } else { state };
     let detail = terminal(&answer.detail);
-    let mut lines = textwrap::wrap(&detail, plain(WIDTH - INDENT)).into_iter();
-    let first = lines.next().unwrap_or_default();
+    let indent = if beside { INDENT } else { 4 };
+    let mut lines = textwrap::wrap(&detail, plain(style.width - indent)).into_iter();
+    let first = if beside { lines.next().unwrap_or_default() } else { "".into() };
     let _ = writeln!(out, "  {:WHAT$}{state}{first}", probe.what);
     for line in lines {
-        let _ = writeln!(out, "{:INDENT$}{line}", "");
+        let _ = writeln!(out, "{:indent$}{line}", "");
     }
 }
 
@@ -105,10 +119,10 @@ fn row(out: &mut String, Check { probe, answer }: &Check, color: bool) {
 const FIRST: &str = "-->";
 
 /// Starts left of the details, on a line of its own, so that a command can be copied whole.
-fn alternative(out: &mut String, mark: &str, text: &str) {
+fn alternative(out: &mut String, width: usize, mark: &str, text: &str) {
     const LEFT: usize = 6;
     let marked = format!("{mark} {}", terminal(text));
-    for line in textwrap::wrap(&marked, plain(WIDTH - LEFT).subsequent_indent("    ")) {
+    for line in textwrap::wrap(&marked, plain(width - LEFT).subsequent_indent("    ")) {
         let _ = writeln!(out, "{:LEFT$}{line}", "");
     }
 }
@@ -154,8 +168,13 @@ mod tests {
 
     #[test]
     fn fits_the_width_and_prints_a_mend_once() {
-        let text = as_text(&report(), false);
-        assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
+        // What no blank divides, such as the name of a setting, may be wider than a narrow page.
+        for width in [100, 80, 60, 40, 1] {
+            let text = as_text(&report(), Style { color: false, width });
+            let wide = |line: &&str| line.chars().count() > width.max(NARROWEST) && line.trim().contains(' ');
+            assert_eq!(text.lines().find(wide), None, "{width}");
+        }
+        let text = as_text(&report(), Style::FILE);
         assert!(!text.contains('\u{1b}'));
         let offers = |line: &&str| line.starts_with("-->") || line.starts_with("or ");
         let mends: Vec<_> = text.lines().map(str::trim_start).filter(offers).collect();

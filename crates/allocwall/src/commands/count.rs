@@ -5,12 +5,12 @@ mod attached;
 mod launched;
 
 use crate::commands::shared::options::parse_time;
-use crate::commands::shared::signals::USAGE;
+use crate::commands::shared::processes::{self, parse_pid};
+use crate::commands::shared::usage::usage;
 use crate::output;
 use crate::printer::Printer;
 use allocwall_host::tunables::parse_size;
 use allocwall_report::text::Style;
-use anyhow::anyhow;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -34,15 +34,19 @@ enum Format {
 
 #[derive(clap::Args)]
 #[command(
-    override_usage = "allocwall count [OPTIONS] <-p PID[,PID…] | -- CMD…>",
+    override_usage = "allocwall count [OPTIONS] <-p PID[,PID…] | --container NAME | -- CMD…>",
     after_help = "A command is counted until it ends, or until Ctrl-C; a process that runs already, in short bursts. docs/count.md: how \
                   each number is measured."
 )]
 pub struct Args {
     /// Processes that run already, without their descendants: their calls are counted in short bursts, which take at most 1 % of their
     /// CPU time. Needs root
-    #[arg(short, long, value_name = "PID", value_delimiter = ',', num_args = 1.., allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(1..))]
+    #[arg(short, long, value_name = "PID", value_delimiter = ',', num_args = 1.., allow_negative_numbers = true, value_parser = parse_pid)]
     pid: Vec<i32>,
+
+    /// Instead of -p: the processes of a container, by its name or id
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["pid", "command"])]
+    container: Option<String>,
 
     /// Only exact counts, without samples: no latency, lifetimes, frees by another thread, blocks in use and call sites
     #[arg(long, conflicts_with = "every")]
@@ -80,15 +84,18 @@ pub struct Args {
     command: Vec<OsString>,
 }
 
-pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
+pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
+    if let Some(name) = &args.container {
+        args.pid = processes::of_container(name, printer)?;
+    }
     let format = if args.json { Format::Json } else { args.format };
     if let Some(why) = misuse(&args, format, printer.stdout_is_terminal()) {
-        printer.error(&anyhow!(why));
-        return Ok(ExitCode::from(USAGE));
+        return Err(usage(why));
     }
     if let Some(path) = &args.output {
         output::check(path)?;
     }
+    args.pid = processes::living(args.pid, printer)?;
     match args.pid.is_empty() {
         true => launched::run(&args, format, printer)?,
         false => attached::run(&args, format, printer)?,
@@ -114,7 +121,7 @@ fn misuse(args: &Args, format: Format, terminal: bool) -> Option<String> {
         ));
     }
     let why = if args.command.is_empty() {
-        "no target given: use -p PID or -- CMD…"
+        "no target given: use -p PID, --container NAME or -- CMD…"
     } else if args.exact && matches!(format, Format::Pprof | Format::Collapsed) {
         "--format pprof and --format collapsed need samples: leave out --exact"
     } else if terminal && args.output.is_none() && format == Format::Pprof {

@@ -6,8 +6,10 @@ use crate::commands::shared::arms;
 use crate::commands::shared::counting;
 use crate::commands::shared::diagnosis::{Diagnosis, Format, readers};
 use crate::commands::shared::options::parse_time;
-use crate::commands::shared::signals::{USAGE, catch_signals};
+use crate::commands::shared::processes::{self, parse_pid};
+use crate::commands::shared::signals::catch_signals;
 use crate::commands::shared::state::new_state_file;
+use crate::commands::shared::usage::usage;
 use crate::commands::trial;
 use crate::printer::Printer;
 use allocwall_host::launch::{self, Launched};
@@ -16,15 +18,18 @@ use allocwall_measure::calibrate;
 use allocwall_measure::file::{self, Part};
 use allocwall_measure::record::{self, DEFAULT_WINDOW, Recorded, Request, Target};
 use allocwall_model::allocations::{Counted, not_counted};
-use allocwall_model::recording::Ended;
+use allocwall_model::error::Error;
+use allocwall_model::recording::{Ended, Recording};
 use allocwall_model::replay::Replay;
+use allocwall_model::shell::quoted;
 use allocwall_model::units::{Absence, Measured, Reason};
 use allocwall_trial::arm::{self, Arm, TargetFacts};
 use allocwall_trial::predict;
 use allocwall_trial::run::{self, Guard};
 use anyhow::Context;
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -32,9 +37,11 @@ use std::time::Duration;
 const SUFFIX: &str = ".allocwall";
 
 #[derive(clap::Args)]
-#[command(override_usage = "allocwall diagnose [OPTIONS] <-p PID[,PID…] | --cgroup PATH | FILE | -- CMD…>")]
+#[command(
+    override_usage = "allocwall diagnose [OPTIONS] <-p PID[,PID…] | --cgroup PATH | --container NAME | FILE | -- CMD…>"
+)]
 pub struct Args {
-    /// Processes to diagnose, with their descendants
+    /// Processes to diagnose, with their descendants. Those that are gone are left out
     #[arg(short, long, value_name = "PID", value_delimiter = ',', num_args = 1.., allow_negative_numbers = true, value_parser = parse_pid, conflicts_with_all = ["cgroup", "file", "command"])]
     pid: Vec<i32>,
 
@@ -42,16 +49,21 @@ pub struct Args {
     #[arg(long, value_name = "PATH", conflicts_with_all = ["file", "command"])]
     cgroup: Option<String>,
 
+    /// All processes of a container of Docker, Podman, containerd or Kubernetes: its name (POD, POD/CONTAINER), its id or the
+    /// start of it
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["pid", "cgroup", "file", "command"])]
+    container: Option<String>,
+
     /// Length of the window: 15, 15s, 500ms, 2m [default: 15s]
-    #[arg(short, long, value_name = "TIME", allow_hyphen_values = true, value_parser = parse_duration, conflicts_with = "file")]
+    #[arg(short, long, value_name = "TIME", allow_hyphen_values = true, value_parser = parse_duration)]
     duration: Option<Duration>,
 
     /// Samples per second and CPU [default: 999; in a virtual machine 199 to 499: the longer the window, the fewer]
-    #[arg(long, value_name = "HZ", value_parser = clap::value_parser!(u32).range(10..=5_000), conflicts_with = "file")]
+    #[arg(long, value_name = "HZ", value_parser = clap::value_parser!(u32).range(10..=5_000))]
     rate: Option<u32>,
 
     /// Write the recording to this file [default: a file in the state directory]
-    #[arg(short, long, value_name = "FILE", conflicts_with = "file")]
+    #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
     /// Print the versioned JSON document (docs/json.md) instead of text
@@ -61,7 +73,7 @@ pub struct Args {
     /// Diagnose N windows, 2 to 500, and give one verdict over them: which walls last, in which windows, and what grew.
     /// The default window is 5s then. Each recording is kept in the state directory, which holds the newest 32. A launched
     /// command runs on between the windows; its end, or Ctrl-C, ends the series, and what was measured is reported
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = series::parse_repeat, conflicts_with_all = ["file", "output", "verify"])]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = series::parse_repeat, conflicts_with_all = ["output", "verify"])]
     repeat: Option<usize>,
 
     /// Time from the start of a window to the start of the next one; nothing is recorded between windows [default: 1m]
@@ -74,19 +86,19 @@ pub struct Args {
     fail_on: Option<String>,
 
     /// Leave the launched command running after the window; by default it is ended (SIGTERM, then SIGKILL)
-    #[arg(long, requires = "command", conflicts_with_all = ["pid", "cgroup", "file"])]
+    #[arg(long, requires = "command", conflicts_with_all = ["pid", "cgroup", "container", "file"])]
     keep_running: bool,
 
     /// Also count exactly what the command asks of its allocator, with a preloaded library, and replay these calls with other
     /// allocators after the window. The ladder and the predictions use both (docs/count.md)
-    #[arg(long, requires = "command", conflicts_with_all = ["pid", "cgroup", "file", "keep_running", "repeat"])]
+    #[arg(long, requires = "command", conflicts_with_all = ["pid", "cgroup", "container", "file", "keep_running", "repeat"])]
     count: bool,
 
     /// After the diagnosis, try up to three of the offered remedies on the command, against the baseline (allocwall trial)
-    #[arg(long, requires = "command", conflicts_with_all = ["pid", "cgroup", "file", "keep_running", "json"])]
+    #[arg(long, requires = "command", conflicts_with_all = ["pid", "cgroup", "container", "file", "keep_running", "json"])]
     verify: bool,
 
-    /// A recording to diagnose again
+    /// A recording to diagnose again; a number that is no file is a process, as after -p
     #[arg(conflicts_with = "command")]
     file: Option<PathBuf>,
 
@@ -95,20 +107,68 @@ pub struct Args {
     command: Vec<OsString>,
 }
 
-pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
-    if args.pid.is_empty() && args.cgroup.is_none() && args.file.is_none() && args.command.is_empty() {
-        printer.error(&anyhow::anyhow!(
-            "no target given: use -p PID, --cgroup PATH, FILE (a recording) or -- CMD…"
-        ));
-        return Ok(ExitCode::from(USAGE));
-    }
-    let plan = match args.repeat.map(|windows| series::Plan::of(&args, windows)).transpose() {
-        Ok(plan) => plan,
-        Err(error) => {
-            printer.error(&error);
-            return Ok(ExitCode::from(USAGE));
+impl Args {
+    /// The processes of a container, and what a bare number means, as if the user had given them with -p.
+    ///
+    /// # Errors
+    /// No target or no usable one, or options that a recording doesn't have.
+    fn with_processes(mut self, printer: &Printer) -> anyhow::Result<Args> {
+        if let Some(name) = &self.container {
+            self.pid = processes::of_container(name, printer)?;
         }
-    };
+        if let Some(pid) = self.file.as_deref().and_then(bare_pid) {
+            (self.file, self.pid) = (None, vec![pid]);
+        }
+        if self.pid.is_empty() && self.cgroup.is_none() && self.file.is_none() && self.command.is_empty() {
+            return Err(usage(
+                "no target given: use -p PID, --cgroup PATH, --container NAME, FILE (a recording) or -- CMD…",
+            ));
+        }
+        if let (Some(option), Some(file)) = (self.of_a_window(), &self.file) {
+            let file = file.display();
+            return Err(usage(format!(
+                "{option} can't be used with {file}: a recording has its window already"
+            )));
+        }
+        self.pid = processes::living(self.pid, printer)?;
+        Ok(self)
+    }
+
+    /// The first option that says how to record.
+    fn of_a_window(&self) -> Option<&'static str> {
+        let given = [
+            ("--duration", self.duration.is_some()),
+            ("--rate", self.rate.is_some()),
+            ("--output", self.output.is_some()),
+            ("--repeat", self.repeat.is_some()),
+        ];
+        given.into_iter().find(|(_, given)| *given).map(|(option, _)| option)
+    }
+}
+
+/// The process that a user means who leaves out -p.
+fn bare_pid(file: &Path) -> Option<i32> {
+    let text = file.to_str().filter(|text| text.bytes().all(|b| b.is_ascii_digit()))?;
+    parse_pid(text).ok().filter(|_| !file.exists())
+}
+
+/// # Errors
+/// The file can't be read. If there is none, the error says how to name another target.
+fn read(file: &Path) -> anyhow::Result<Recording> {
+    file::read(file).map_err(|error| match &error {
+        Error::File { cause, .. } if cause.kind() == ErrorKind::NotFound => {
+            let command = quoted(&file.display().to_string());
+            anyhow::anyhow!(
+                "{error}; a process is given with -p PID, a command after --: allocwall diagnose -- {command}"
+            )
+        }
+        _ => error.into(),
+    })
+}
+
+pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
+    let args = args.with_processes(printer)?;
+    let plan = args.repeat.map(|windows| series::Plan::of(&args, windows)).transpose().map_err(usage)?;
     let format = if args.json { Format::Json } else { Format::Text };
     let counting = if args.count { counting::start(&args.command, printer) } else { Err(not_counted()) };
     if let (true, Err(absence)) = (args.count, &counting) {
@@ -124,7 +184,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         return series::run(&args, &plan, guard.as_ref(), printer);
     }
     let (diagnosis, mut launched) = match &args.file {
-        Some(path) => (Diagnosis::of(file::read(path)?, Some(path.clone())), None),
+        Some(path) => (Diagnosis::of(read(path)?, Some(path.clone())), None),
         None => {
             let mut recorded = record_now(&args, counting, guard.as_ref(), printer)?;
             if let Some(failure) = &recorded.file_failure {
@@ -311,10 +371,6 @@ fn default_output(printer: &Printer) -> Option<PathBuf> {
             None
         }
     }
-}
-
-fn parse_pid(text: &str) -> Result<i32, String> {
-    text.parse().ok().filter(|pid| *pid > 0).ok_or_else(|| "a process id is a whole number above 0".into())
 }
 
 fn parse_duration(text: &str) -> Result<Duration, String> {

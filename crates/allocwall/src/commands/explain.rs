@@ -1,12 +1,17 @@
-//! `allocwall explain NAME`: explains a remedy, an allocator, a tunable, a wall or an experiment.
+//! `allocwall explain NAME`: explains every name that a report prints: a remedy, an allocator, a tunable, a wall, a line of the bill, an
+//! experiment or a term.
+
+mod glossary;
 
 use crate::commands::shared::experiments::{self, Known};
+use crate::commands::shared::usage::usage;
 use crate::commands::shared::{arms, plain};
 use crate::printer::Printer;
 use allocwall_lab::workloads::{SUBJECTS, Subject, line_key};
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
 use allocwall_model::catalogue::modules::AllocatorKind;
-use allocwall_model::catalogue::nearest::hint;
+use allocwall_model::catalogue::nearest::{self, hint};
+use allocwall_model::catalogue::owners::Owner;
 use allocwall_model::catalogue::remedies::{
     ARENA_HOOK, ARENA_HOOK_ON, Change, Effect, Kind, Library, Need, Proof, Remedy, TABLE,
 };
@@ -15,16 +20,15 @@ use allocwall_model::catalogue::tunables::{self, ARENAS_PER_CPU, MallocTunable, 
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_report::escape::terminal;
 use allocwall_report::layout::shell_lines;
-use anyhow::bail;
 use serde_json::json;
 use std::fmt::Write;
 use std::process::ExitCode;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// A name from `allocwall list`, or a title in a report: jemalloc, cold-touch, "page release"
-    #[arg(value_name = "NAME")]
-    name: String,
+    /// A name from `allocwall list` or from a report, in any case: jemalloc, first touch, page release, unresolved
+    #[arg(value_name = "NAME", required = true, num_args = 1..)]
+    name: Vec<String>,
 
     /// One JSON object: version, pages (name, kind, title, sections)
     #[arg(long)]
@@ -32,9 +36,11 @@ pub struct Args {
 }
 
 pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
-    let pages = pages(&args.name, printer);
+    let name = args.name.join(" ");
+    let pages = pages(&name, printer);
     if pages.is_empty() {
-        bail!("unknown name {}{}; `allocwall list` shows all names", args.name, hint(&args.name, names()));
+        let near = hint(&name, names());
+        return Err(usage(format!("unknown name {name}{near}; `allocwall list` shows names")));
     }
     printer.data(&if args.json {
         as_json(&pages)
@@ -45,7 +51,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// All names that can be explained.
+/// All names that can be explained, those to type first.
 fn names() -> impl Iterator<Item = &'static str> {
     TABLE
         .iter()
@@ -54,7 +60,14 @@ fn names() -> impl Iterator<Item = &'static str> {
         .chain(Wall::ALL.iter().map(|wall| wall.key()))
         .chain(SUBJECTS.iter().map(|subject| subject.name))
         .chain(experiments::all().map(|experiment| experiment.name))
+        .chain(Wall::ALL.iter().map(|wall| wall.title()))
+        .chain(LINES.iter().map(|line| line.title()))
+        .chain(WaitClass::ALL.iter().map(|wait| wait.short_title()))
+        .chain(Owner::ALL.iter().map(|owner| owner.title()))
+        .chain(glossary::terms().map(|term| term.names))
 }
+
+const LINES: &[CostClass] = &CostClass::ALL;
 
 struct Page {
     name: String,
@@ -64,19 +77,28 @@ struct Page {
     sections: Vec<(&'static str, String)>,
 }
 
-/// One name may have several pages: `retention` is a wall and an experiment.
+/// One name may have several pages: `retention` is a wall and an experiment, and an arm has a page for each of its remedies.
 fn pages(name: &str, printer: &Printer) -> Vec<Page> {
-    let same = |known: &str| plain_name(known) == plain_name(name);
-    let tunable = name.strip_prefix("glibc:").unwrap_or(name);
-    let tunable = tunable.split('=').next().unwrap_or(tunable);
-    let known = tunables::find(tunable);
+    let found = pages_of(name, printer);
+    if found.is_empty() && name.contains('+') {
+        return name.split('+').flat_map(|part| pages_of(part, printer)).collect();
+    }
+    found
+}
+
+fn pages_of(name: &str, printer: &Printer) -> Vec<Page> {
+    let plain_name = nearest::plain(name);
+    if plain_name.is_empty() {
+        return vec![];
+    }
+    let same = |known: &str| nearest::plain(known) == plain_name;
+    let tunable = name.split('=').next().unwrap_or(name).to_lowercase().replace([' ', '-'], "_");
+    let known = tunables::find(tunable.strip_prefix("glibc:").unwrap_or(&tunable));
     // The part after the remedy's name is its value.
     let key = name.split(['=', '@']).next().unwrap_or(name);
     let remedies = TABLE.iter().filter(|remedy| {
         let of_variable = remedy.key == "env:" && name.starts_with("env:");
-        let short = remedy.key.strip_suffix(':').unwrap_or(remedy.key);
-        let of_key = [remedy.key, short].iter().any(|known| known.eq_ignore_ascii_case(key));
-        of_key || same(remedy.title) || of_variable
+        nearest::plain(remedy.key) == nearest::plain(key) || same(remedy.title) || of_variable
     });
     let walls = Wall::ALL.into_iter().filter(|wall| same(wall.key()) || same(wall.title()));
     let subjects = SUBJECTS.iter().filter(|subject| same(subject.name));
@@ -89,17 +111,13 @@ fn pages(name: &str, printer: &Printer) -> Vec<Page> {
         .chain(benches.map(|experiment| bench_page(&experiment)))
         .collect();
     if pages.is_empty() {
+        pages.extend(glossary::find(name).into_iter().map(term_page));
         pages.extend(wall_of_line(same).map(wall_page));
     }
     pages
 }
 
-/// Users type a name in any case, and with spaces as in a title.
-fn plain_name(name: &str) -> String {
-    name.to_lowercase().replace(['_', ' '], "-")
-}
-
-/// The first wall that a line of the bill belongs to. `same`: whether this is the title of the line.
+/// The first wall that a line of the bill belongs to. `same`: whether this is a name of the line.
 fn wall_of_line(same: impl Fn(&str) -> bool) -> Option<Wall> {
     let of_wait = |wait: WaitClass| match wait {
         // The kernel counts them apart from the waits, so no wall lists them.
@@ -109,7 +127,7 @@ fn wall_of_line(same: impl Fn(&str) -> bool) -> Option<Wall> {
         WaitClass::Idle => Some(Wall::Waiting),
         _ => Wall::ALL.into_iter().find(|wall| wall.waits().contains(&wait)),
     };
-    let class = CostClass::ALL.into_iter().find(|class| same(class.title()));
+    let class = CostClass::ALL.into_iter().find(|class| same(class.title()) || same(class.key()));
     let wait = WaitClass::ALL.into_iter().find(|wait| same(wait.title()) || same(wait.short_title()));
     let of_class = class.and_then(|class| Wall::ALL.into_iter().find(|wall| wall.lines().contains(&class)));
     of_class.or_else(|| wait.and_then(of_wait))
@@ -384,6 +402,15 @@ fn wall_page(wall: Wall) -> Page {
     }
 }
 
+fn term_page(term: glossary::Term) -> Page {
+    Page {
+        name: term.names.to_owned(),
+        kind: "term",
+        title: "from the glossary".to_owned(),
+        sections: vec![("about", term.meaning())],
+    }
+}
+
 fn bench_page(experiment: &Known) -> Page {
     Page {
         name: experiment.name.to_owned(),
@@ -498,7 +525,12 @@ mod tests {
     #[test]
     fn titles_of_the_report_are_names() {
         let names = |name: &str| {
-            pages(name, &Printer::new()).into_iter().map(|page| page.name).collect::<Vec<String>>()
+            let pages = pages(name, &Printer::new());
+            pages
+                .into_iter()
+                .filter(|page| page.kind != "term")
+                .map(|page| page.name)
+                .collect::<Vec<String>>()
         };
         for (title, wall) in [
             ("first touch", "first_touch"),
@@ -524,9 +556,63 @@ mod tests {
         }
         assert_eq!(names("fewer arenas in glibc"), ["glibc-arenas-few"]);
         assert_eq!(names("Jemalloc"), ["jemalloc"]);
-        // Lines of no wall, and the name of nothing.
-        for other in ["sockets and pipes", "other kernel", "other waits", "first", "", ":", "code"] {
-            assert!(names(other).is_empty(), "{other}");
+        assert_eq!(names("Glibc Keep Memory"), ["glibc-keep-memory"]);
+        assert_eq!(names("jemalloc+thp+prefault=256M"), ["jemalloc", "thp", "prefault"]);
+        assert_eq!(names("Arena Max"), ["glibc:arena_max"]);
+        for no_wall in ["sockets and pipes", "other kernel", "other waits"] {
+            assert!(names(no_wall).is_empty(), "{no_wall}");
+        }
+        for nothing in ["first", "", ":", "code", "+"] {
+            assert!(pages(nothing, &Printer::new()).is_empty(), "{nothing}");
+        }
+    }
+
+    #[test]
+    fn the_ladder_of_the_book_has_the_thresholds() {
+        const LADDER: &str = include_str!("../../../../docs/ladder.md");
+        for wall in Wall::ALL {
+            let threshold = thresholds::of(wall);
+            let [contributor, from] =
+                [threshold.contributor, threshold.wall_from].map(|part| (part * 100.0).round());
+            let row = LADDER.lines().find(|line| line.contains(&format!("| {} | ", wall.title())));
+            let row = row.unwrap_or_else(|| panic!("no row for {}", wall.title()));
+            assert!(row.contains(&format!("| {contributor} %, {from} %")), "{row}");
+        }
+    }
+
+    #[test]
+    fn every_name_that_a_report_prints_has_a_page() {
+        let words = [
+            "wall",
+            "contributor",
+            "ruled out",
+            "not measured",
+            "VERDICT",
+            "BILL",
+            "LADDER",
+            "REMEDIES",
+            "CALL SITES",
+            "LIMITS",
+        ];
+        let words = words.into_iter().chain([
+            "better",
+            "worse",
+            "equivalent",
+            "unresolved",
+            "proved",
+            "refuted",
+            "A′",
+        ]);
+        let printed = words
+            .chain(Wall::ALL.iter().map(|wall| wall.title()))
+            .chain(TABLE.iter().map(|remedy| remedy.title))
+            .chain(LINES.iter().map(|line| line.title()))
+            .chain(WaitClass::ALL.iter().flat_map(|wait| [wait.title(), wait.short_title()]))
+            .chain(Owner::ALL.iter().map(|owner| owner.title()));
+        for name in printed {
+            for form in [name.to_owned(), name.to_uppercase(), format!(" {} ", name.replace(' ', "  "))] {
+                assert!(!pages(&form, &Printer::new()).is_empty(), "{form:?}");
+            }
         }
     }
 

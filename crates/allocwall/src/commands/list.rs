@@ -1,4 +1,4 @@
-//! `allocwall list`: remedies, allocators found, tunables, walls and experiments.
+//! `allocwall list`: remedies by runtime and wall, allocators found, tunables, walls and experiments.
 
 use crate::commands::shared::arms::{self, Found};
 use crate::commands::shared::experiments;
@@ -38,17 +38,52 @@ fn applicable(applied: bool) -> impl Iterator<Item = &'static Remedy> {
     TABLE.iter().filter(move |remedy| remedy.start.is_some() == applied)
 }
 
+/// Where a remedy is in the list: the runtime or the C library that it is for, and the first wall that it helps against.
+type Group = (&'static str, Option<Wall>);
+
+/// What the remedies are for, in the order of the list.
+const FOR: &[&str] = &["any program", "glibc", "musl", "CPython", "Java", "Go", "Node"];
+
+fn group(remedy: &Remedy) -> Group {
+    let runtime = remedy.needs.iter().find_map(|need| need.runtime());
+    let libc = || remedy.needs.iter().find_map(|need| need.libc());
+    (runtime.or_else(libc).unwrap_or(FOR[0]), remedy.walls.first().copied())
+}
+
+/// In the order of `FOR`, then of the ladder. Remedies of no wall, which only a user asks for, come last.
+fn grouped(remedies: impl Iterator<Item = &'static Remedy>) -> Vec<(Group, Vec<&'static Remedy>)> {
+    let mut groups: Vec<(Group, Vec<&Remedy>)> = vec![];
+    for remedy in remedies {
+        let group = group(remedy);
+        match groups.iter_mut().find(|(known, _)| *known == group) {
+            Some((_, members)) => members.push(remedy),
+            None => groups.push((group, vec![remedy])),
+        }
+    }
+    groups.sort_by_key(|((runtime, wall), _)| {
+        (FOR.iter().position(|known| known == runtime), wall.is_none(), *wall)
+    });
+    groups
+}
+
+fn remedies(out: &mut String, applied: bool, width: usize) {
+    for ((runtime, wall), members) in grouped(applicable(applied)) {
+        let wall = wall.map_or("only if you ask for it", Wall::title);
+        let _ = writeln!(out, " {runtime} · {wall}");
+        for remedy in members {
+            let name = if applied { remedy.usage() } else { remedy.key.to_owned() };
+            row(out, &name, remedy.title, width);
+        }
+    }
+}
+
 const NAME: usize = 28;
 
 fn as_text(found: &[Found], tunables: &Measured<Vec<Tunable>>, width: usize) -> String {
-    let mut out = String::from("Remedies for --with (joined by +)\n");
-    for remedy in applicable(true) {
-        row(&mut out, &remedy.usage(), remedy.title, width);
-    }
+    let mut out = String::from("Remedies for --with (joined by +), by runtime and wall\n");
+    remedies(&mut out, true, width);
     out.push_str("\nRemedies that cannot be applied when a command is started\n");
-    for remedy in applicable(false) {
-        row(&mut out, remedy.key, remedy.title, width);
-    }
+    remedies(&mut out, false, width);
     out.push_str("\nAllocators found\n");
     for library in found {
         let version = library.version.as_deref().unwrap_or("(unknown version)");
@@ -82,23 +117,23 @@ fn as_text(found: &[Found], tunables: &Measured<Vec<Tunable>>, width: usize) -> 
     for experiment in experiments::all() {
         row(&mut out, experiment.name, experiment.summary, width);
     }
-    out.push_str("\nPrograms with a known wall (allocwall subject NAME)\n");
-    for subject in SUBJECTS {
-        row(&mut out, subject.name, subject.summary, width);
-    }
     out.push_str("\nallocwall explain NAME explains each of them.\n");
     out
 }
 
-fn row(out: &mut String, name: &str, text: &str, width: usize) {
+/// A name, and its text in a second column.
+pub fn row(out: &mut String, name: &str, text: &str, width: usize) {
     let indent = " ".repeat(NAME + 3);
-    let name = terminal(name);
-    // A longer name gets its own line.
-    if name.chars().count() > NAME {
+    let (name, text) = (terminal(name), terminal(text));
+    let length = |word: &str| word.chars().count();
+    // A long name gets its own line, and so does one beside a path that would not fit.
+    let widest = text.split(' ').map(length).max().unwrap_or(0);
+    let apart = length(&name) > NAME || indent.len() + widest > width;
+    let indent = if indent.len() + widest > width { " ".repeat(4) } else { indent };
+    if apart {
         let _ = writeln!(out, "  {name}");
     }
-    let head = if name.chars().count() > NAME { indent.clone() } else { format!("  {name:NAME$} ") };
-    let text = terminal(text);
+    let head = if apart { indent.clone() } else { format!("  {name:NAME$} ") };
     let options = plain(width).initial_indent(&head).subsequent_indent(&indent).break_words(false);
     let _ = writeln!(out, "{}", textwrap::fill(&text, options));
 }
@@ -207,12 +242,36 @@ mod tests {
         }
         let remedies = TABLE.iter().map(|remedy| remedy.key);
         let walls = Wall::ALL.iter().map(|wall| wall.key());
-        let experiments = SUBJECTS.iter().map(|subject| subject.name);
+        let experiments: Vec<&str> = experiments::all().map(|experiment| experiment.name).collect();
         for name in remedies.chain(walls).chain(experiments) {
             assert!(text.contains(name), "{name}");
         }
+        // A verb that the help hides.
+        assert!(!text.contains("subject"), "{text}");
         assert!(!text.contains('\u{1b}'));
         assert!(text.contains("jemalloc 5.3.0"), "{text}");
+    }
+
+    #[test]
+    fn remedies_are_grouped_by_runtime_and_wall() {
+        for remedy in TABLE {
+            assert!(FOR.contains(&group(remedy).0), "{}: {}", remedy.key, group(remedy).0);
+        }
+        let groups = grouped(TABLE.iter());
+        assert_eq!(groups.iter().map(|(_, members)| members.len()).sum::<usize>(), TABLE.len());
+        let keys = |wanted: Group| -> Vec<&str> {
+            groups
+                .iter()
+                .filter(|(group, _)| *group == wanted)
+                .flat_map(|(_, members)| members)
+                .map(|r| r.key)
+                .collect()
+        };
+        assert!(keys(("Go", Some(Wall::CgroupThrottling))).contains(&"gomaxprocs"));
+        assert!(!keys(("any program", Some(Wall::CgroupThrottling))).contains(&"gomaxprocs"));
+        let places: Vec<_> =
+            groups.iter().map(|(group, _)| FOR.iter().position(|known| *known == group.0)).collect();
+        assert!(places.is_sorted(), "{places:?}");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use crate::commands::shared::diagnosis::readers;
 use crate::commands::shared::options::parse_time;
+use crate::commands::shared::processes::{self, parse_pid};
 use crate::printer::Printer;
 use allocwall_measure::resident::{self, EXACT, Request};
 use allocwall_report::memory_text;
@@ -14,8 +15,12 @@ const LONGEST: Duration = Duration::from_secs(60);
 #[derive(clap::Args)]
 pub struct Args {
     /// The process to read. It is not stopped
-    #[arg(short, long, value_name = "PID", allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(1..))]
-    pid: i32,
+    #[arg(short, long, value_name = "PID", allow_negative_numbers = true, value_parser = parse_pid, required_unless_present = "container")]
+    pid: Option<i32>,
+
+    /// Instead of -p: the process of a container that has only one, by the name or id of the container
+    #[arg(long, value_name = "NAME", conflicts_with = "pid")]
+    container: Option<String>,
 
     /// Read every block of malloc's heaps and every pool of Python, instead of samples
     #[arg(long)]
@@ -32,7 +37,10 @@ pub struct Args {
 
 pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     let exact = args.exact.then(|| args.budget.unwrap_or(EXACT));
-    let bill = resident::measure(&Request { pid: args.pid, exact, readers: readers() })?;
+    let chosen = processes::one(args.pid, args.container.as_deref())?;
+    // clap asks for one of the two.
+    let pid = chosen.unwrap_or_default();
+    let bill = resident::measure(&Request { pid, exact, readers: readers() })?;
     let report = match args.json {
         true => memory_text::document(&bill),
         false => memory_text::table(&bill, printer.style()),

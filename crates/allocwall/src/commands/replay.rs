@@ -1,10 +1,10 @@
 //! `allocwall replay`: the child process that makes the calls of a mix, with whatever allocator the loader gave it.
 
-use crate::commands::shared::signals::USAGE;
+use crate::commands::shared::usage::usage;
 use crate::printer::Printer;
 use allocwall_host::replay::confine;
 use allocwall_measure::calibrate::replay::{Options, Refused, play};
-use anyhow::{Context, anyhow};
+use anyhow::Context;
 use std::process::ExitCode;
 
 /// Much more than a measurement takes.
@@ -33,10 +33,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
             printer.data(&(serde_json::to_string(&played)? + "\n"))?;
             Ok(ExitCode::SUCCESS)
         }
-        Err(Refused::Input(why)) => {
-            printer.error(&anyhow!("standard input is no mix of calls: {why}"));
-            Ok(ExitCode::from(USAGE))
-        }
+        Err(Refused::Input(why)) => Err(usage(format!("standard input is no mix of calls: {why}"))),
         Err(Refused::Failed(error)) => Err(error).context("cannot replay the calls"),
     }
 }

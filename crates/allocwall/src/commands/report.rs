@@ -2,13 +2,13 @@
 
 use crate::commands::shared::diagnosis::{Diagnosis, Format};
 use crate::commands::shared::trial_options::how;
+use crate::commands::shared::usage::usage;
 use crate::output;
 use crate::printer::Printer;
 use allocwall_report::text::Style;
 use allocwall_report::{trial_csv, trial_json, trial_text};
 use allocwall_trial::compare::compare;
 use allocwall_trial::journal::{self, Journal};
-use anyhow::bail;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -57,9 +57,9 @@ fn trial(file: &Path, format: Format, style: Style, printer: &Printer) -> anyhow
         Format::Json => trial_json::document(&outcome, &head.command),
         Format::Csv => trial_csv::table(&outcome),
         Format::Flamegraph | Format::Collapsed => {
-            bail!(
-                "a trial has no stacks: use --format text, json or csv; to record stacks: allocwall diagnose -- CMD"
-            )
+            return Err(usage(
+                "a trial has no stacks: use --format text, json or csv; to record stacks: allocwall diagnose -- CMD",
+            ));
         }
     })
 }

@@ -1,7 +1,7 @@
 //! `allocwall run`: applies remedies, then executes the command in the same process.
 
 use crate::commands::shared::arms;
-use crate::commands::shared::signals::USAGE;
+use crate::commands::shared::usage::usage;
 use crate::printer::Printer;
 use allocwall_host::place;
 use allocwall_trial::arm::{Applied, Arm, TargetFacts};
@@ -35,13 +35,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
-    let arm = match Arm::combined(&args.with) {
-        Ok(arm) => arm,
-        Err(refusal) => {
-            printer.error(&refusal.into());
-            return Ok(ExitCode::from(USAGE));
-        }
-    };
+    let arm = Arm::combined(&args.with).map_err(usage)?;
     let facts = TargetFacts::of(&args.command, &arms::environment())?;
     let applied = arm.resolve(&arms::inventory(printer), &facts)?;
     if args.print {

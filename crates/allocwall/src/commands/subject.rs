@@ -1,8 +1,9 @@
 //! `allocwall subject`: run one of the built-in subjects.
 
+use crate::commands::shared::usage::usage;
 use crate::printer::Printer;
 use allocwall_lab::workloads::{Options, SUBJECTS, Stage, Subject, find};
-use anyhow::{Context, bail};
+use allocwall_model::catalogue::nearest::hint;
 use std::process::ExitCode;
 
 #[derive(clap::Args)]
@@ -56,15 +57,19 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         printer.data(&list())?;
         return Ok(ExitCode::SUCCESS);
     }
-    let name = args.name.context("no subject named")?;
-    let subject =
-        find(&name).with_context(|| format!("no subject {name}; see `allocwall subject --list`"))?;
+    // clap asks for a name unless --list is given.
+    let name = args.name.unwrap_or_default();
+    let unknown = || {
+        let near = hint(&name, SUBJECTS.iter().map(|subject| subject.name));
+        usage(format!("no subject {name}{near}; `allocwall subject --list` shows all subjects"))
+    };
+    let subject = find(&name).ok_or_else(unknown)?;
     if args.twin && subject.twin.is_none() {
-        bail!("{name} has no wall, so it has no twin: leave --twin out");
+        return Err(usage(format!("{name} has no wall, so it has no twin: leave --twin out")));
     }
     let threads = args.threads.map_or(subject.threads, usize::from);
     if subject.threads_fixed && threads != subject.threads {
-        bail!("{name} needs exactly {} threads: leave --threads out", subject.threads);
+        return Err(usage(format!("{name} needs exactly {} threads: leave --threads out", subject.threads)));
     }
     let options = Options {
         twin: args.twin,

@@ -6,9 +6,10 @@ use crate::commands::shared::diagnosis::{Diagnosis, readers};
 use crate::commands::shared::ground::Ground;
 use crate::commands::shared::options::{Header, Percent, Time};
 use crate::commands::shared::progress::Progress;
-use crate::commands::shared::signals::{USAGE, catch_signals};
+use crate::commands::shared::signals::catch_signals;
 use crate::commands::shared::state::new_state_file;
 use crate::commands::shared::trial_options::{Of, Options, Spacing};
+use crate::commands::shared::usage::usage;
 use crate::printer::Printer;
 use allocwall_diagnose::expected;
 use allocwall_host::launch::Talk;
@@ -100,21 +101,21 @@ impl Args {
 
 pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     if let Some(line) = args.options.without_effect() {
-        printer.error(&anyhow!(line));
-        return Ok(ExitCode::from(USAGE));
+        return Err(usage(line));
     }
     let mut earlier = args.resume.as_ref().map(|path| journal::read(path)).transpose()?;
     if let Some(earlier) = &mut earlier {
         args = continued(args, earlier)?;
     }
-    let gates = args.options.fail_on.iter().map(|g| Gate::parse(g)).collect::<Result<Vec<_>, Error>>()?;
+    let gates = args.options.fail_on.iter().map(|g| Gate::parse(g)).collect::<Result<Vec<_>, Error>>();
+    let gates = gates.map_err(usage)?;
     if args.command.is_empty() {
-        bail!("no command given: put it after --");
+        return Err(usage("no command given: put it after --"));
     }
     if args.options.with.is_empty() {
-        bail!(
-            "nothing to try: use --with NAME (`allocwall list` shows the names), or --with none to compare the command with itself"
-        );
+        return Err(usage(
+            "nothing to try: use --with NAME (`allocwall list` shows the names), or --with none to compare the command with itself",
+        ));
     }
     let interrupted = catch_signals()?;
     let ground = Ground::new("allocwall-trial-", printer)?;
@@ -177,10 +178,10 @@ fn continued(now: Args, earlier: &mut Journal) -> anyhow::Result<Args> {
         && (blocks < done || (earlier.planned && blocks != planned))
     {
         // The interim looks share one significance level; changing the plan after a look would spend it twice.
-        bail!(
+        return Err(usage(format!(
             "--blocks {blocks}: {done} of {planned} planned blocks are done, and the plan cannot change; for another number of \
              blocks, start another trial"
-        );
+        )));
     }
     if blocks.is_some() || budget.is_some() {
         (options.blocks, options.budget) = (blocks, budget);
@@ -337,7 +338,7 @@ impl Trial<'_> {
 
     fn gates_fit(&self, metrics: &[Metric]) -> anyhow::Result<()> {
         for gate in self.gates {
-            gate.among(metrics)?;
+            gate.among(metrics).map_err(usage)?;
         }
         Ok(())
     }
@@ -380,12 +381,12 @@ impl Trial<'_> {
         let untreated = |name: &str| Arm::parse("none").map(|arm| Arm { name: name.to_owned(), ..arm });
         let mut arms = vec![untreated("A")?, untreated("A′")?];
         for text in &self.args.options.with {
-            let arm = Arm::parse(text)?;
+            let arm = Arm::parse(text).map_err(usage)?;
             if arm.parts.iter().all(|part| part.remedy.key == "none") {
                 continue;
             }
             if arms.iter().any(|known| known.name == arm.name) {
-                bail!("--with {text} is given twice");
+                return Err(usage(format!("--with {text} is given twice")));
             }
             arms.push(arm);
         }
@@ -411,7 +412,8 @@ impl Trial<'_> {
             prepared.push(Prepared::of(&base, &applied));
         }
         let prepared = session::equalised(prepared);
-        let figures = options.metric.iter().map(|m| Figure::parse(m)).collect::<Result<Vec<_>, Error>>()?;
+        let figures = options.metric.iter().map(|m| Figure::parse(m)).collect::<Result<Vec<_>, Error>>();
+        let figures = figures.map_err(usage)?;
         if options.of_what() == Of::Batch {
             let batch = Kind::Batch(Batch {
                 arms: prepared,
@@ -445,7 +447,7 @@ impl Trial<'_> {
                 ..Plan::new(1.0, 0)
             };
             // Plans are checked before the server is started for them.
-            like.check().context("--load-time, --warm-up")?;
+            like.check().map_err(usage).context("--load-time, --warm-up")?;
             rates = match earlier {
                 Some(earlier) if !earlier.is_empty() => earlier.to_vec(),
                 _ => self.rates(&server)?,
@@ -461,10 +463,10 @@ impl Trial<'_> {
 
     fn ready(&self) -> anyhow::Result<Ready> {
         match (&self.args.options.ready, &self.args.options.load) {
-            (Some(ready), _) => Ok(Ready::parse(ready, false)?),
+            (Some(ready), _) => Ready::parse(ready, false).map_err(usage),
             // A TCP connection is enough here; the first load shows whether the requests succeed.
             (None, Some(url)) => Ok(Ready::Tcp(self.request(url)?.address)),
-            (None, None) => bail!("unknown when the server is ready: use --ready tcp:127.0.0.1:PORT"),
+            (None, None) => Err(usage("unknown when the server is ready: use --ready tcp:127.0.0.1:PORT")),
         }
     }
 
@@ -482,13 +484,13 @@ impl Trial<'_> {
             (None, Some(line)) => {
                 let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
                 let read = if figures.is_empty() {
-                    Read::Adapter(Adapter::of_command(&words)?)
+                    Read::Adapter(Adapter::of_command(&words).map_err(usage)?)
                 } else {
                     Read::Figures(figures)
                 };
                 Ok(Load::Command { line: line.clone(), read, limit: options.timeout() })
             }
-            (None, None) => bail!("no load given: use --load URL or --load-cmd CMD"),
+            (None, None) => Err(usage("no load given: use --load URL or --load-cmd CMD")),
         }
     }
 
@@ -515,7 +517,8 @@ impl Trial<'_> {
         };
         let headers = options.header.iter().map(|Header(name, value)| (name.clone(), value.clone()));
         let headers: Vec<(String, String)> = headers.collect();
-        Ok(Request::new(&HttpAsk { method, headers: &headers, body: &body, ..HttpAsk::get(url) })?)
+        let asked = HttpAsk { method, headers: &headers, body: &body, ..HttpAsk::get(url) };
+        Request::new(&asked).map_err(usage)
     }
 
     fn rates(&self, server: &Server) -> anyhow::Result<Vec<NamedRate>> {

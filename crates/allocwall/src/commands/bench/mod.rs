@@ -4,11 +4,11 @@ mod obmalloc;
 mod pipeline;
 mod published;
 
+use crate::commands::list::row;
 use crate::commands::shared::experiments::{self, KNOWN};
-use crate::commands::shared::signals::USAGE;
+use crate::commands::shared::usage::usage;
 use crate::printer::Printer;
 use allocwall_model::catalogue::nearest::hint;
-use anyhow::anyhow;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
@@ -52,16 +52,15 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         Experiment::Obmalloc(args) => obmalloc::run(&args, printer),
         Experiment::Published(named) => published::run(&named, printer),
         Experiment::PublishedRun(args) => published::run_once(&args, printer),
-        Experiment::Unknown(words) => {
-            printer.error(&anyhow!(unknown(&words)));
-            Ok(ExitCode::from(USAGE))
-        }
+        Experiment::Unknown(words) => Err(usage(unknown(&words))),
     }
 }
 
 fn list(printer: &Printer) -> anyhow::Result<ExitCode> {
-    let rows: String =
-        experiments::all().map(|known| format!("{:<18} {}\n", known.name, known.summary)).collect();
+    let (mut rows, width) = (String::new(), printer.style().width);
+    for known in experiments::all() {
+        row(&mut rows, known.name, known.summary, width);
+    }
     printer.data(&rows)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -2,7 +2,8 @@
 
 use crate::commands::shared::ground::Ground;
 use crate::commands::shared::options::parse_time;
-use crate::commands::shared::signals::{USAGE, catch_signals};
+use crate::commands::shared::signals::catch_signals;
+use crate::commands::shared::usage::usage;
 use crate::printer::Printer;
 use allocwall_host::{clock, hardware, installed};
 use allocwall_lab::obmalloc::{self, AfterIdle, BenchArm, Probe, Program, Set, Skipped};
@@ -144,13 +145,8 @@ impl Bench<'_> {
         };
         let chosen = obmalloc::programs(&args.workloads, set, &probe, rebuilt.as_ref());
         let arms = obmalloc::arms(&asked, &probe, rebuilt.as_ref());
-        let ((programs, lacking), (arms, mut skipped)) = match (chosen, arms) {
-            (Ok(programs), Ok(arms)) => (programs, arms),
-            (Err(error), _) | (_, Err(error)) => {
-                self.printer.error(&anyhow!(error));
-                return Ok(ExitCode::from(USAGE));
-            }
-        };
+        let (programs, lacking) = chosen.map_err(usage)?;
+        let (arms, mut skipped) = arms.map_err(usage)?;
         skipped.extend(lacking);
         self.tell_skipped(&skipped);
         if arms.len() == BASELINES {

@@ -3,7 +3,8 @@
 use crate::commands::shared::arms;
 use crate::commands::shared::ground::Ground;
 use crate::commands::shared::progress::Progress;
-use crate::commands::shared::signals::{USAGE, catch_signals};
+use crate::commands::shared::signals::catch_signals;
+use crate::commands::shared::usage::usage;
 use crate::output;
 use crate::printer::Printer;
 use allocwall_host::topology::{Topology, allowed_cpus};
@@ -221,17 +222,10 @@ pub fn run_once(args: &RunArgs, printer: &Printer) -> anyhow::Result<ExitCode> {
 }
 
 pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
-    let usage = |line: String| {
-        printer.error(&anyhow!(line));
-        Ok(ExitCode::from(USAGE))
-    };
     if args.orders < 1000.0 {
-        return usage("--orders must be at least 1000: with fewer, one order decides a percentile".into());
+        return Err(usage("--orders must be at least 1000: with fewer, one order decides a percentile"));
     }
-    let variants = match args.variants() {
-        Ok(variants) => variants,
-        Err(line) => return usage(line),
-    };
+    let variants = args.variants().map_err(usage)?;
     let topology =
         Topology::read(Path::new("/sys")).map_err(|absence| anyhow!("CPU topology unknown: {absence}"))?;
     let allowed = allowed_cpus().map_err(|absence| anyhow!("{absence}"))?;
@@ -241,10 +235,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         consumers: args.threads.1,
         pressure: by == By::Thread && (args.pressure > 0.0 || args.sweep),
     };
-    let placements = match places(&topology, &allowed, &args.cpus, threads) {
-        Ok(placements) => placements,
-        Err(line) => return usage(line),
-    };
+    let placements = places(&topology, &allowed, &args.cpus, threads).map_err(usage)?;
     if let Some(folder) = &args.output {
         std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     }

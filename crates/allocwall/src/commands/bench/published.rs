@@ -2,7 +2,8 @@
 
 use crate::commands::shared::arms;
 use crate::commands::shared::ground::Ground;
-use crate::commands::shared::signals::{USAGE, catch_signals};
+use crate::commands::shared::signals::catch_signals;
+use crate::commands::shared::usage::usage;
 use crate::output;
 use crate::printer::Printer;
 use allocwall_host::clock;
@@ -171,8 +172,7 @@ pub fn run_once(args: &RunArgs, printer: &Printer) -> anyhow::Result<ExitCode> {
 
 fn measure(experiments: &[&'static Experiment], args: &Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     if let Some(line) = unknown_arm(experiments, &args.arms) {
-        printer.error(&anyhow!(line));
-        return Ok(ExitCode::from(USAGE));
+        return Err(usage(line));
     }
     // Before anything runs: results that cannot be written would be lost.
     if let Some(path) = &args.output {

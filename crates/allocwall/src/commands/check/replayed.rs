@@ -5,6 +5,7 @@ use super::surroundings::{self, Kernel};
 use super::{as_json, as_text};
 use allocwall_host::facts::Machine;
 use allocwall_model::error::Result;
+use allocwall_report::text::Style;
 use allocwall_sketches::machines::{Groups, Home, Server, TARGET, Tree};
 use std::fs;
 use std::io;
@@ -33,7 +34,7 @@ const SANDBOX: Kernel = Kernel {
 fn checked(tree: &Tree, kernel: Kernel, pid: Option<i32>) -> Result<Report> {
     let surroundings = surroundings::gather(&Machine::at(tree.root()), kernel, pid)?;
     let report = judge::judge(&surroundings);
-    let text = as_text(&report, false);
+    let text = as_text(&report, Style::FILE);
     for figure in ["NaN", " 0 CPUs", " 0.0 GiB", "-0.0"] {
         assert!(!text.contains(figure), "{figure}: {text}");
     }

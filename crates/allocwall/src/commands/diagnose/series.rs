@@ -2,13 +2,13 @@
 
 use super::{Args, default_output, end, record_window, target};
 use crate::commands::shared::diagnosis::Diagnosis;
+use crate::commands::shared::processes::start_of;
 use crate::commands::shared::signals::catch_signals;
 use crate::printer::Printer;
 use allocwall_diagnose::series::{Series, Window, judge, time};
 use allocwall_diagnose::{Reach, main_process};
 use allocwall_host::clock;
 use allocwall_host::launch::Launched;
-use allocwall_host::proc::ProcFs;
 use allocwall_measure::record::{SHORTEST_WINDOW, Target};
 use allocwall_model::allocations::not_counted;
 use allocwall_model::recording::{Ended, Recording};
@@ -80,13 +80,6 @@ impl Attached {
             }
         }
     }
-}
-
-/// When the process was started, in clock ticks since boot; None if it has ended.
-fn start_of(pid: i32) -> Option<u64> {
-    let stat = ProcFs::live().process_stat(pid).ok()?;
-    // A leader may end before its threads.
-    (!stat.ended() || stat.threads > 1).then_some(stat.start_ticks)
 }
 
 pub fn run(args: &Args, plan: &Plan, guard: Option<&Guard>, printer: &Printer) -> anyhow::Result<ExitCode> {

@@ -1,5 +1,6 @@
 //! A recording with its verdict, in the formats that it is printed in, and the child processes that read for it.
 
+use super::usage::usage;
 use allocwall_diagnose::Verdict;
 use allocwall_diagnose::bill::{self, Bill};
 use allocwall_measure::reading::Readers;
@@ -7,7 +8,6 @@ use allocwall_model::recording::Recording;
 use allocwall_model::units::Absence;
 use allocwall_report::text::Style;
 use allocwall_report::{collapsed, flamegraph, json, text};
-use anyhow::bail;
 use std::path::{Path, PathBuf};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -50,7 +50,9 @@ impl Diagnosis {
             Format::Collapsed => collapsed::stacks(recording),
             Format::Flamegraph => flamegraph::svg(recording, bill).map_err(absent)?,
             Format::Csv => {
-                bail!("a recording cannot be printed as CSV, which is for trials: use --format text or json")
+                return Err(usage(
+                    "a recording cannot be printed as CSV, which is for trials: use --format text or json",
+                ));
             }
         })
     }

@@ -6,10 +6,12 @@ pub mod diagnosis;
 pub mod experiments;
 pub mod ground;
 pub mod options;
+pub mod processes;
 pub mod progress;
 pub mod signals;
 pub mod state;
 pub mod trial_options;
+pub mod usage;
 
 /// Breaks lines only at blanks: a command or a path that is broken at a hyphen cannot be copied.
 pub fn plain(width: usize) -> textwrap::Options<'static> {

@@ -1,11 +1,8 @@
-//! Signals, and the exit status of wrong usage.
+//! Signals that end a command early.
 
 use anyhow::Context;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-
-/// The exit status that clap uses for bad arguments.
-pub const USAGE: u8 = 2;
 
 /// The first signal sets the flag; the second ends allocwall.
 pub fn catch_signals() -> anyhow::Result<Arc<AtomicBool>> {
