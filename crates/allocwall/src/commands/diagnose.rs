@@ -4,10 +4,10 @@ mod series;
 
 use crate::commands::shared::arms;
 use crate::commands::shared::counting;
-use crate::commands::shared::diagnosis::{Diagnosis, Format, readers};
+use crate::commands::shared::diagnosis::{Diagnosis, Format, extent, readers};
 use crate::commands::shared::options::parse_time;
 use crate::commands::shared::signals::{USAGE, catch_signals};
-use crate::commands::shared::state::new_state_file;
+use crate::commands::shared::state::{RECORDING, new_state_file};
 use crate::commands::trial;
 use crate::printer::Printer;
 use allocwall_host::launch::{self, Launched};
@@ -28,8 +28,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-
-const SUFFIX: &str = ".allocwall";
 
 #[derive(clap::Args)]
 #[command(override_usage = "allocwall diagnose [OPTIONS] <-p PID[,PID…] | --cgroup PATH | FILE | -- CMD…>")]
@@ -57,6 +55,10 @@ pub struct Args {
     /// Print the versioned JSON document (docs/json.md) instead of text
     #[arg(long)]
     json: bool,
+
+    /// Print everything that was measured: all rungs of the ladder, all remedies, call sites, runtimes, counters, limits
+    #[arg(long, conflicts_with_all = ["json", "repeat"])]
+    all: bool,
 
     /// Diagnose N windows, 2 to 500, and give one verdict over them: which walls last, in which windows, and what grew.
     /// The default window is 5s then. Each recording is kept in the state directory, which holds the newest 32. A launched
@@ -139,7 +141,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
             (diagnosis, recorded.launched)
         }
     };
-    let printed = diagnosis.render(format, printer.style()).and_then(|report| printer.data(&report));
+    let printed = diagnosis.render(format, extent(args.all), printer.style()).and_then(|report| printer.data(&report));
     end(launched.as_mut(), &args, "window", printer);
     printed?;
     // After an interrupt: report what was measured, start nothing new.
@@ -304,7 +306,7 @@ fn record_window(
 
 /// A new name in the state directory. Warns and returns None if the directory cannot be written.
 fn default_output(printer: &Printer) -> Option<PathBuf> {
-    match new_state_file(SUFFIX, printer) {
+    match new_state_file(RECORDING, printer) {
         Ok(path) => Some(path),
         Err(e) => {
             printer.warn(&format!("{e}; the recording is not kept (to keep it: -o FILE)"));
