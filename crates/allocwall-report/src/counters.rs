@@ -98,7 +98,14 @@ pub mod tests {
     fn the_section_has_figures_and_what_is_missing_or_does_not_exist() {
         let mut case = sketches::first_touch();
         let page = |case: &sketches::Case| {
-            diagnosis(&case.rec, &case.bill, &case.verdict, None, Extent::All, Style { color: false, width: 100 })
+            diagnosis(
+                &case.rec,
+                &case.bill,
+                &case.verdict,
+                None,
+                Extent::All,
+                Style { color: false, width: 100 },
+            )
         };
         assert!(!page(&case).contains("COUNTERS"));
         case.rec.hardware = Ok(counts());

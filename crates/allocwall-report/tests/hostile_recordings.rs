@@ -107,14 +107,14 @@ fn real() -> &'static Recording {
     })
 }
 
-fn parts(r: Recording) -> [Part; 6] {
+fn parts(r: Recording) -> [Part; 7] {
     let head = Head {
         meta: r.meta.clone(),
         host: r.host,
         cgroup: r.cgroup,
         processes: r.processes.clone(),
         modules: r.modules.clone(),
-        prices: r.prices,
+        prices: r.prices.clone(),
     };
     let tail = Tail {
         meta: r.meta,
@@ -145,6 +145,7 @@ fn parts(r: Recording) -> [Part; 6] {
         Part::Counted(Box::new(r.counted)),
         Part::Tail(Box::new(tail)),
         Part::Replayed(Box::new(r.replayed)),
+        Part::Priced(Box::new(r.prices)),
     ]
 }
 

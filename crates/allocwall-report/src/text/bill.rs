@@ -3,9 +3,9 @@
 use super::super::layout::{apportion, columns, elide_end, left, right};
 use super::missing::reason_and_mend;
 use super::page::{Ink, Page, bar, decimal, percents, range};
+use allocwall_diagnose::Verdict;
 use allocwall_diagnose::bill::{Bill, CpuLine};
 use allocwall_diagnose::remedies::treated;
-use allocwall_diagnose::Verdict;
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
 use allocwall_model::recording::Recording;
 use allocwall_model::units::Absence;
@@ -129,11 +129,14 @@ pub(super) fn brief(page: &mut Page, rec: &Recording, bill: &Bill, verdict: &Ver
 fn waits(page: &mut Page, bill: &Bill) {
     let whole = bill.rates.thread_s;
     let known = bill.off_cpu.iter().filter_map(|line| Some((line.class, line.thread_s.as_ref().ok()?.point)));
-    let mut known: Vec<(WaitClass, f64)> = known.filter(|(_, time)| *time >= 0.01 * whole && *time > 0.0).collect();
+    let mut known: Vec<(WaitClass, f64)> =
+        known.filter(|(_, time)| *time >= 0.01 * whole && *time > 0.0).collect();
     known.sort_by(|a, b| b.1.total_cmp(&a.1));
     let parts: Vec<String> = known
         .iter()
-        .map(|(class, time)| format!("{} {:.1} %", class.title(), time / whole.max(f64::MIN_POSITIVE) * 100.0))
+        .map(|(class, time)| {
+            format!("{} {:.1} %", class.title(), time / whole.max(f64::MIN_POSITIVE) * 100.0)
+        })
         .collect();
     let text = match parts.is_empty() {
         true => format!("none of 1 % or more of {whole:.1} thread-seconds"),
@@ -177,11 +180,8 @@ impl<'b> Cpu<'b> {
         if tenths == 0 {
             return;
         }
-        let cells = [
-            &format!("{} %", decimal(tenths, 1)),
-            &decimal(self.hundredths[nth], 2),
-            &percents(line.share),
-        ];
+        let cells =
+            [&format!("{} %", decimal(tenths, 1)), &decimal(self.hundredths[nth], 2), &percents(line.share)];
         let bar = self.table.bar(line.share.point);
         let row = self.table.row(
             page,
@@ -199,7 +199,8 @@ impl<'b> Cpu<'b> {
         }
         let sum = |units: &[u64]| folded.iter().map(|nth| units[*nth]).sum();
         let tenths: u64 = sum(&self.tenths);
-        let cells = [&format!("{} %", decimal(tenths, 1)), &decimal(sum(&self.hundredths), 2), &String::new()];
+        let cells =
+            [&format!("{} %", decimal(tenths, 1)), &decimal(sum(&self.hundredths), 2), &String::new()];
         let bar = self.table.bar(tenths as f64 / 1000.0);
         let title = format!("{} smaller lines", folded.len());
         let row = self.table.row(page, &title, (&bar, Ink::Plain), cells.map(String::as_str));
@@ -298,11 +299,8 @@ pub(super) fn off_cpu(page: &mut Page, bill: &Bill) {
                 let share = if whole > 0.0 { time.point / whole } else { 0.0 };
                 let title = line.class.title();
                 let title = if columns(title) > table.title { line.class.short_title() } else { title };
-                let cells = [
-                    &format!("{:.1} %", share * 100.0),
-                    &format!("{:.2}", time.point),
-                    &range(*time, 2),
-                ];
+                let cells =
+                    [&format!("{:.1} %", share * 100.0), &format!("{:.2}", time.point), &range(*time, 2)];
                 let bar = table.bar(share);
                 let row = table.row(page, title, (&bar, Ink::Plain), cells.map(String::as_str));
                 page.line(&row);

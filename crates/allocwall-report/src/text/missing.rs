@@ -4,8 +4,8 @@ use super::super::layout::{columns, elide_end};
 use super::page::{Ink, Page, basename};
 use super::runtimes::figures;
 use super::sites::costly_faults;
-use allocwall_diagnose::Verdict;
 use allocwall_diagnose::bill::{Bill, NO_SYMBOL, Site};
+use allocwall_diagnose::{Verdict, expected};
 use allocwall_model::catalogue::symbols;
 use allocwall_model::recording::{Ended, ModuleRole, ProbeName, ProbeState, Recording, Runtime};
 use allocwall_model::units::{Absence, Reason, plural, thousands};
@@ -80,10 +80,8 @@ impl Limits {
         if let Some(absence) = owners_unknown(rec, bill) {
             limits.add(&absence, "owners of page faults (in part)".to_string());
         }
-        if let Err(absence) = &rec.prices
-            && !verdict.remedies.is_empty()
-        {
-            limits.add(absence, "the gain of the remedies".to_string());
+        if let Some(absence) = expected::prices::unpriced(rec, bill, &verdict.remedies) {
+            limits.add(&absence, "the gain of the remedies".to_string());
         }
         limits
     }

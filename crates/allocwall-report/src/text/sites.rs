@@ -56,8 +56,13 @@ pub(super) fn all(page: &mut Page, bill: &Bill, verdict: &Verdict) {
 /// about.
 pub(super) fn of_wall(page: &mut Page, bill: &Bill, verdict: &Verdict, wall: Wall) {
     let lines = bill.on_cpu.iter().flatten().filter(|line| wall.lines().contains(&line.class));
-    let line = lines.filter(|line| line.share.point >= COSTLY).max_by(|a, b| a.share.point.total_cmp(&b.share.point));
-    let wait = bill.off_cpu.iter().find(|line| wall.waits().contains(&line.class) && costly_wait(line, bill, verdict));
+    let line = lines
+        .filter(|line| line.share.point >= COSTLY)
+        .max_by(|a, b| a.share.point.total_cmp(&b.share.point));
+    let wait = bill
+        .off_cpu
+        .iter()
+        .find(|line| wall.waits().contains(&line.class) && costly_wait(line, bill, verdict));
     let sites = line.map(|line| &line.sites).or(wait.map(|line| &line.sites));
     let large = sites.into_iter().flatten().take(BRIEFLY).filter(|site| site.share >= SITE_FLOOR);
     for (nth, site) in large.enumerate() {

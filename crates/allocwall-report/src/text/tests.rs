@@ -58,7 +58,7 @@ fn a_full_brief_report_fits_a_screen() {
     }
     for reason in ["a", "b", "c", "d", "e", "f"] {
         let absence = Absence::new(Reason::NotSupported, format!("reason {reason}"));
-        case.rec.probes.push(Probe::new(ProbeName::Heap, ProbeState::Absent(absence)));
+        case.rec.probes.push(Probe::new(ProbeName::Smaps, ProbeState::Absent(absence)));
     }
     let page = briefly(&case, 100);
     assert!(page.lines().count() <= 40, "{} lines\n{page}", page.lines().count());
@@ -145,8 +145,7 @@ fn printed_sum(page: &str) -> (f64, f64) {
         let before = line.split(" %").next()?;
         before.split_whitespace().last()?.parse().ok()
     };
-    let rows: Vec<&str> =
-        bill.lines().skip(1).take_while(|l| !l.trim_start().starts_with("total")).collect();
+    let rows: Vec<&str> = bill.lines().skip(1).take_while(|l| !l.trim_start().starts_with("total")).collect();
     let total = bill.lines().find(|l| l.trim_start().starts_with("total")).unwrap();
     // The share comes after the agreement with the kernel, which is a percentage too.
     let total = total.split(')').next_back().unwrap();
@@ -194,10 +193,7 @@ fn first_touches_may_be_counted_beside_faults_that_are_sampled() {
     let of_time = "share of the CPU time in these faults";
     let both = page(true);
     let (number, time) = both.split_once(of_time).expect(&both);
-    assert!(
-        number.contains("share of the number of faults") && number.contains("first touch   "),
-        "{both}"
-    );
+    assert!(number.contains("share of the number of faults") && number.contains("first touch   "), "{both}");
     assert!(time.contains("fork and copy-on-write") && !time.contains("PAGE FAULTS"), "{both}");
     // The near twin: all are sampled.
     let sampled = page(false);
@@ -363,10 +359,7 @@ fn thin_unwinding_is_a_limit() {
         printed(&case, 300)
     };
     let thin = page(30, 2);
-    assert!(
-        thin.contains("callers of 30 % of the samples are unknown, most often in python3.11"),
-        "{thin}"
-    );
+    assert!(thin.contains("callers of 30 % of the samples are unknown, most often in python3.11"), "{thin}");
     assert!(thin.contains("-fno-omit-frame-pointer"), "{thin}");
     assert!(!page(5, 2).contains("callers of"));
     // A stack that is longer than its copy is no fault of the program's tables.
@@ -436,8 +429,7 @@ RUNTIME  what CPython, the JVM or Go count themselves
 fn what_a_runtime_does_not_show_is_a_limit() {
     let mut case = sketches::first_touch();
     let pid = case.rec.processes[0].pid;
-    let absence =
-        Absence::new(Reason::Disabled, "no counters in this JVM").mend("start it with counters");
+    let absence = Absence::new(Reason::Disabled, "no counters in this JVM").mend("start it with counters");
     let without = RuntimeAccount { allocated_bytes: Err(absence.clone()), ..account(pid) };
     case.rec.accounts = vec![without.clone()];
     let page = printed(&case, 100);
@@ -463,8 +455,7 @@ fn resident_memory_is_a_section_or_a_limit() {
     // A sketch has no memory: that is no limit of a run.
     assert!(!printed(&case, 100).contains("MEMORY"));
     assert!(!printed(&case, 100).contains("resident memory by owner"));
-    case.rec.resident =
-        Ok(TargetMemory { bills: vec![memory_text::tests::bill()], others: 0, unread: None });
+    case.rec.resident = Ok(TargetMemory { bills: vec![memory_text::tests::bill()], others: 0, unread: None });
     let page = printed(&case, 100);
     let sections: Vec<&str> = page.split("\n\n").collect();
     let at = |title: &str| sections.iter().position(|section| section.starts_with(title)).expect(title);
