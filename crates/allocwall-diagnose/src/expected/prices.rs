@@ -1,26 +1,30 @@
 //! Which of this machine's prices the predictions of a diagnosis need.
 
 use crate::Prescription;
-use crate::bill::Bill;
-use crate::context::Context;
 use allocwall_model::catalogue::advice::CALIBRATE;
 use allocwall_model::catalogue::cost::CostClass;
 use allocwall_model::catalogue::prices::*;
 use allocwall_model::catalogue::remedies::{Effect, Remedy, find};
-use allocwall_model::catalogue::thresholds::TLB_REACH_BYTES;
 use allocwall_model::recording::Recording;
 use allocwall_model::units::{Absence, Reason};
 
 /// Prices that the predictions of these remedies use, and that were not measured on this machine yet. A price that can't be
 /// measured here is not among them: the price list has the reason.
-pub fn missing(recording: &Recording, bill: &Bill, remedies: &[Prescription]) -> Vec<&'static str> {
-    let ctx = Context::new(recording, bill);
+pub fn missing(recording: &Recording, remedies: &[Prescription]) -> Vec<&'static str> {
     let is_known = |name: &str| {
         recording.prices.as_ref().is_ok_and(|list| {
             list.get(name).is_some() || list.absent.iter().any(|(absent, _)| absent == name)
         })
     };
-    let mut missing: Vec<&str> = offered(remedies).flat_map(|(_, remedy)| used(&ctx, remedy)).collect();
+    let mut missing = vec![];
+    for (_, remedy) in offered(remedies) {
+        let used = used(remedy);
+        missing.extend(used);
+        // The bill moves this part of each fault to the line of the fault path.
+        if !used.is_empty() && remedy.acts_on.contains(&CostClass::FaultPath) {
+            missing.push(FAULT_RETURN);
+        }
+    }
     missing.retain(|name| !is_known(name));
     missing.sort_unstable();
     missing.dedup();
@@ -28,14 +32,14 @@ pub fn missing(recording: &Recording, bill: &Bill, remedies: &[Prescription]) ->
 }
 
 /// Why a remedy has no gain, if that is for want of a price.
-pub fn unpriced(recording: &Recording, bill: &Bill, remedies: &[Prescription]) -> Option<Absence> {
-    let ctx = Context::new(recording, bill);
+pub fn unpriced(recording: &Recording, remedies: &[Prescription]) -> Option<Absence> {
     let without = offered(remedies).filter(|(offer, _)| offer.gain.is_none());
-    let mut used = without.flat_map(|(_, remedy)| used(&ctx, remedy));
-    let name = used.find(|name| ctx.price(name).is_none())?;
+    let mut used = without.flat_map(|(_, remedy)| used(remedy).iter().copied());
+    let is_priced = |name: &str| recording.prices.as_ref().is_ok_and(|list| list.get(name).is_some());
+    let name = used.find(|name| !is_priced(name))?;
     Some(match &recording.prices {
         Err(absence) => absence.clone(),
-        Ok(list) => list.absent.iter().find(|(absent, _)| absent == name).map_or_else(
+        Ok(list) => list.absent.iter().find(|(absent, _)| *absent == name).map_or_else(
             || {
                 Absence::new(Reason::NotFound, format!("this machine's price list has no {name}"))
                     .mend(CALIBRATE)
@@ -49,34 +53,22 @@ fn offered(remedies: &[Prescription]) -> impl Iterator<Item = (&Prescription, &'
     remedies.iter().filter_map(|offer| Some((offer, find(&offer.remedy)?)))
 }
 
-/// The prices that the gain of this remedy is computed from, as in `by_price`.
-fn used(ctx: &Context, remedy: &Remedy) -> Vec<&'static str> {
-    let mut used = match remedy.effect {
-        Effect::HugeTouch => vec![TOUCH_4K, TOUCH_2M],
-        Effect::Populate => vec![TOUCH_4K, POPULATE_PAGE],
-        Effect::ArenaInsteadOfMap => vec![MALLOC_ARENA, MALLOC_MAPPED],
-        Effect::DeeperCache => vec![MALLOC_CACHED, MALLOC_ARENA],
+/// The prices that the gain of this remedy is computed from, as in `by_price`. Not those of loads, which bound page walks that
+/// were not counted: it takes 256 MiB of memory to measure them, too much beside a running service.
+fn used(remedy: &Remedy) -> &'static [&'static str] {
+    match remedy.effect {
+        Effect::HugeTouch => &[TOUCH_4K, TOUCH_2M],
+        Effect::Populate => &[TOUCH_4K, POPULATE_PAGE],
+        Effect::ArenaInsteadOfMap => &[MALLOC_ARENA, MALLOC_MAPPED],
+        Effect::DeeperCache => &[MALLOC_CACHED, MALLOC_ARENA],
         Effect::Swap
         | Effect::OwnArenas
         | Effect::AtMost(..)
         | Effect::FewerCollections(_)
         | Effect::ForkCopy(_)
         | Effect::Unknown(_)
-        | Effect::NotCpu(_) => return vec![],
-    };
-    // Page walks that were not counted are bounded by the prices of loads.
-    if remedy.effect == Effect::HugeTouch && ctx.page_walks().is_none() && is_beyond_the_tlb(ctx) {
-        used.extend([LOAD_4K, LOAD_2M]);
+        | Effect::NotCpu(_) => &[],
     }
-    // The bill moves this part of each fault to the line of the fault path.
-    if remedy.acts_on.contains(&CostClass::FaultPath) {
-        used.push(FAULT_RETURN);
-    }
-    used
-}
-
-fn is_beyond_the_tlb(ctx: &Context) -> bool {
-    ctx.resident_on_pages().is_some_and(|(resident, huge)| resident.saturating_sub(huge) > TLB_REACH_BYTES)
 }
 
 #[cfg(test)]
@@ -88,7 +80,7 @@ mod tests {
     /// What is missing, and the verdict's remedies.
     fn of(subject: &Subject) -> (Vec<&'static str>, Vec<Prescription>) {
         let remedies = crate::verdict(&subject.recording, &subject.bill).remedies;
-        (missing(&subject.recording, &subject.bill, &remedies), remedies)
+        (missing(&subject.recording, &remedies), remedies)
     }
 
     fn touching() -> Subject {
@@ -100,8 +92,7 @@ mod tests {
 
     #[test]
     fn only_the_prices_of_the_offered_remedies_are_missing() {
-        let (names, remedies) = of(&touching());
-        assert!(remedies.iter().any(|remedy| remedy.remedy == "thp-always"), "{remedies:?}");
+        let (names, _) = of(&touching());
         assert!(names.contains(&TOUCH_4K) && names.contains(&TOUCH_2M), "{names:?}");
         assert!(!names.contains(&CONTEXT_SWITCH) && !names.contains(&MALLOC_CACHED), "{names:?}");
         // Without a wall there is no remedy, and no price is needed.
@@ -123,18 +114,7 @@ mod tests {
         let (names, remedies) = of(&subject);
         assert!(!names.contains(&TOUCH_2M), "{names:?}");
         // That is the reason why a gain has no interval.
-        assert_eq!(unpriced(&subject.recording, &subject.bill, &remedies), Some(why));
-    }
-
-    #[test]
-    fn loads_are_priced_only_for_memory_beyond_the_tlb() {
-        let names = |resident: u64| {
-            let mut subject = touching();
-            subject.last().resident = resident;
-            of(&subject).0
-        };
-        assert!(names(4 << 30).contains(&LOAD_2M));
-        assert!(!names(1 << 20).contains(&LOAD_2M));
+        assert_eq!(unpriced(&subject.recording, &remedies), Some(why));
     }
 
     #[test]
@@ -147,12 +127,12 @@ mod tests {
         let remedies = crate::verdict(&subject.recording, &subject.bill).remedies;
         let priced: Vec<Prescription> = remedies.into_iter().filter(|r| r.gain.is_some()).collect();
         assert!(!priced.is_empty());
-        assert_eq!(unpriced(&subject.recording, &subject.bill, &priced), None);
+        assert_eq!(unpriced(&subject.recording, &priced), None);
         let mut unknown = priced;
         unknown.iter_mut().for_each(|remedy| remedy.gain = None);
         let absence = Absence::new(Reason::NotFound, "no list");
         let mut without = touching();
         without.recording.prices = Err(absence.clone());
-        assert_eq!(unpriced(&without.recording, &without.bill, &unknown), Some(absence));
+        assert_eq!(unpriced(&without.recording, &unknown), Some(absence));
     }
 }

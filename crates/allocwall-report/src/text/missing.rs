@@ -80,7 +80,7 @@ impl Limits {
         if let Some(absence) = owners_unknown(rec, bill) {
             limits.add(&absence, "owners of page faults (in part)".to_string());
         }
-        if let Some(absence) = expected::prices::unpriced(rec, bill, &verdict.remedies) {
+        if let Some(absence) = expected::prices::unpriced(rec, &verdict.remedies) {
             limits.add(&absence, "the gain of the remedies".to_string());
         }
         limits

@@ -213,8 +213,8 @@ fn priced(
     launched: Option<&mut Launched>,
     printer: &Printer,
 ) -> anyhow::Result<Diagnosis> {
-    let Diagnosis { recording, bill, verdict, .. } = &diagnosis;
-    let wanted = expected::prices::missing(recording, bill, &verdict.remedies);
+    let Diagnosis { recording, verdict, .. } = &diagnosis;
+    let wanted = expected::prices::missing(recording, &verdict.remedies);
     if wanted.is_empty() || matches!(recording.meta.ended, Ended::Interrupted) {
         return Ok(diagnosis);
     }
