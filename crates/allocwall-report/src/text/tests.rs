@@ -6,9 +6,15 @@ use super::runtimes::RUNTIMES_SHOWN;
 use super::sites::without_arguments;
 use super::*;
 use allocwall_diagnose::Prescription;
-use allocwall_diagnose::bill::OwnerShare;
-use allocwall_model::recording::{CpuSample, Module, Probe};
+use allocwall_diagnose::bill::{Basis, Faulted, NO_SYMBOL, OwnerShare, Site};
+use allocwall_model::catalogue::owners::Owner;
+use allocwall_model::catalogue::remedies::find;
+use allocwall_model::recording::{
+    AllocatorKind, CpuSample, Ended, Figure, Libc, Module, ModuleRole, Probe, ProbeName, ProbeState, Process,
+    Runtime, RuntimeAccount,
+};
 use allocwall_model::resident::{GroupMemory, Split, TargetMemory};
+use allocwall_model::units::{Absence, Interval, Reason};
 use proptest::prelude::*;
 
 fn on_one_line(text: &str) -> String {
@@ -492,7 +498,7 @@ fn a_remedy_shows_what_it_returns() {
 fn a_saving_of_nothing_is_one_of_memory_only_where_memory_is_the_wall() {
     let mut remedy = sketches::first_touch().verdict.remedies.swap_remove(0);
     (remedy.gain, remedy.at_most, remedy.returns_bytes) = (None, Some(0.001), None);
-    let shown = |remedy: &Prescription, key| saved(remedy, remedies::find(key));
+    let shown = |remedy: &Prescription, key| saved(remedy, find(key));
     assert_eq!(shown(&remedy, "jemalloc-decay"), "saves memory, almost no CPU");
     assert_eq!(shown(&remedy, "thp-always"), "saves almost no CPU");
     remedy.gain = Some(Interval::new(-0.001, 0.001, 0.002));
