@@ -111,8 +111,9 @@ fn quietly(
     begun: Instant,
     interrupted: &AtomicBool,
 ) -> Measured<PriceList> {
-    idle_from_now_on()?;
     let cpu = idle_cpu(&ProcFs::live())?;
+    // Later than the choice: where no CPU is idle, this thread would wait long to read the clock.
+    idle_from_now_on()?;
     let bench = Bench::new(Some(cpu))?;
     let _pinned = Pinned::to(cpu)?;
     let mut watch = Watch::begin(begun + MOST)?;
@@ -161,13 +162,16 @@ enum Stop {
 impl Stop {
     fn absence(self) -> Absence {
         let why = match self {
-            Stop::Late => format!("{} s were not enough", MOST.as_secs()),
-            Stop::Wanted => "other work needed the CPU meanwhile".to_owned(),
-            Stop::Interrupted => "it was interrupted".to_owned(),
+            Stop::Late => format!("{} s after the window were not enough", MOST.as_secs()),
+            Stop::Wanted => "other work needed the CPU after the window".to_owned(),
+            Stop::Interrupted => "interrupted after the window".to_owned(),
         };
-        Absence::new(Reason::TooLittle, format!("prices were not measured after the window: {why}"))
-            .mend(CALIBRATE)
+        unknown(&why)
     }
+}
+
+fn unknown(why: &str) -> Absence {
+    Absence::new(Reason::TooLittle, format!("prices unknown: {why}")).mend(CALIBRATE)
 }
 
 /// Whether the CPU of the calling thread is wanted by others: by the time in which this thread could run and did not.
@@ -209,10 +213,7 @@ fn idle_cpu(proc: &ProcFs) -> Measured<u32> {
     let begun = Instant::now();
     std::thread::sleep(WATCHED);
     let (after, over) = (proc.idle_times_ns()?, begun.elapsed());
-    idlest(&allowed, &before, &after, over).ok_or_else(|| {
-        let detail = "prices were not measured after the window: no CPU was idle";
-        Absence::new(Reason::TooLittle, detail).mend(CALIBRATE)
-    })
+    idlest(&allowed, &before, &after, over).ok_or_else(|| unknown("no CPU was idle after the window"))
 }
 
 fn idlest(allowed: &[u32], before: &[(u32, u64)], after: &[(u32, u64)], over: Duration) -> Option<u32> {

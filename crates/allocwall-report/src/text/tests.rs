@@ -245,8 +245,7 @@ fn hidden_kernel_lines_are_not_printed_as_zero() {
 #[test]
 fn a_bill_that_is_absent_says_why() {
     let mut case = sketches::not_root();
-    case.bill.on_cpu = Err(Absence::new(allocwall_model::units::Reason::TooLittle, "12 samples")
-        .mend("diagnose for longer: -d 60"));
+    case.bill.on_cpu = Err(Absence::new(Reason::TooLittle, "12 samples").mend("diagnose for longer: -d 60"));
     let page = printed(&case, 100);
     assert!(page.contains(": 12 samples.") && page.contains("diagnose for"), "{page}");
 }
@@ -539,9 +538,8 @@ fn hostile(case: &mut Case, name: &str) {
     case.rec.host.kernel_release = name.into();
     case.rec.host.hypervisor = Some(name.into());
     case.rec.probes[0].what = name.into();
-    case.rec.probes[0].state = ProbeState::Partial(
-        Absence::new(allocwall_model::units::Reason::NotFound, name).mend(name.to_owned()),
-    );
+    case.rec.probes[0].state =
+        ProbeState::Partial(Absence::new(Reason::NotFound, name).mend(name.to_owned()));
     case.rec.meta.ended = Ended::TargetExited { status: Some(name.into()) };
     for line in case.bill.on_cpu.as_mut().unwrap() {
         line.method = name.into();
