@@ -148,14 +148,14 @@ pub fn section(page: &mut Page, memory: &TargetMemory, known: Known) {
     }
 }
 
-/// The bill of the first process in one line, with the rows that are a hundredth of it or more, largest first.
+/// The bill of the first process in one line, with the rows that are a twentieth of it or more, largest first.
 pub fn line(page: &mut Page, memory: &TargetMemory) {
     let Some(bill) = memory.bills.first() else { return };
     let unit = Unit::of(bill.resident_bytes());
     let total = total_units(bill, &unit);
     let mut rows = printed_rows(bill, &unit);
     rows.sort_by_key(|(_, units)| std::cmp::Reverse(*units));
-    let shown = rows.iter().take_while(|(_, units)| *units > 0 && units * 100 >= total).count();
+    let shown = rows.iter().take_while(|(_, units)| *units > 0 && units * 20 >= total).count();
     let rest: u64 = rows[shown..].iter().map(|(_, units)| units).sum();
     let mut parts: Vec<String> = rows[..shown]
         .iter()

@@ -120,7 +120,6 @@ pub(super) fn brief(page: &mut Page, rec: &Recording, bill: &Bill, verdict: &Ver
         caveats(page, cpu.lines);
         disagreement(page, rec, covered);
     }
-    page.blank();
     waits(page, bill);
 }
 

@@ -40,11 +40,19 @@ pub(super) fn all(page: &mut Page, verdict: &Verdict, limits: &Limits) {
 pub(super) fn brief(page: &mut Page, bill: &Bill, verdict: &Verdict) {
     page.blank();
     for (nth, finding) in worst_first(verdict).into_iter().enumerate() {
-        label(page, "WALL", Ink::Bad, &named(finding));
+        let numbers = Some(numbers(finding)).filter(|numbers| nth < EXPLAINED && !numbers.is_empty());
+        match numbers {
+            // The sentence has said the rest.
+            Some(numbers) if says(&verdict.sentence, finding) => {
+                label(page, "WALL", Ink::Bad, &format!("{}: {numbers}", finding.wall.title()));
+            }
+            numbers => {
+                label(page, "WALL", Ink::Bad, &named(finding));
+                numbers.into_iter().for_each(|numbers| page.wrapped(COLUMN, &numbers, Ink::Faint));
+            }
+        }
         if nth < EXPLAINED {
-            numbers(page, finding, COLUMN);
             sites::of_wall(page, bill, verdict, finding.wall);
-            show(page, finding, COLUMN);
         }
     }
     for finding in verdict.findings.iter().filter(|f| f.status == Status::Contributor) {
@@ -59,6 +67,12 @@ pub(super) fn brief(page: &mut Page, bill: &Bill, verdict: &Verdict) {
 /// `label` in capitals, and a text beside it.
 pub(super) fn label(page: &mut Page, label: &str, ink: Ink, text: &str) {
     page.hang(label, ink, COLUMN, text, Ink::Plain);
+}
+
+/// Whether the sentence of the verdict holds the reason of a finding, without its threshold.
+fn says(sentence: &str, finding: &Finding) -> bool {
+    let reason = finding.because.split(';').next().unwrap_or_default().trim();
+    !reason.is_empty() && sentence.contains(reason)
 }
 
 fn worst_first(verdict: &Verdict) -> Vec<&Finding> {
@@ -87,11 +101,17 @@ fn ruled_out(verdict: &Verdict) -> Vec<&'static str> {
 
 /// The measured numbers of a wall or contributor. For a wall also a command that shows the same with another tool.
 fn behind(page: &mut Page, finding: &Finding, column: usize) {
-    numbers(page, finding, column);
-    show(page, finding, column);
+    let numbers = numbers(finding);
+    if !numbers.is_empty() {
+        page.wrapped(column, &numbers, Ink::Faint);
+    }
+    if finding.status == Status::Wall && !finding.show.command.is_empty() {
+        page.command(column, &finding.show);
+    }
 }
 
-fn numbers(page: &mut Page, finding: &Finding, column: usize) {
+/// All of a wall, the first one of a contributor.
+fn numbers(finding: &Finding) -> String {
     let wall = finding.status == Status::Wall;
     let estimate = finding.estimate.as_ref().map(|kind| format!("estimate: {kind}"));
     let numbers: Vec<&str> = finding
@@ -101,20 +121,7 @@ fn numbers(page: &mut Page, finding: &Finding, column: usize) {
         .chain(estimate.iter().filter(|_| wall))
         .map(String::as_str)
         .collect();
-    if !numbers.is_empty() {
-        page.wrapped(column, &numbers.join(" · "), Ink::Faint);
-    }
-}
-
-fn show(page: &mut Page, finding: &Finding, column: usize) {
-    if finding.status == Status::Wall && !finding.show.command.is_empty() {
-        page.command(column, &finding.show);
-    }
-}
-
-/// Commands of the walls that the brief report shows with their evidence.
-pub(super) fn shown_commands(verdict: &Verdict) -> impl Iterator<Item = &String> {
-    worst_first(verdict).into_iter().take(EXPLAINED).map(|finding| &finding.show.command)
+    numbers.join(" · ")
 }
 
 /// The text next to the status. The reason why something was not measured is printed once, under LIMITS.

@@ -1,6 +1,7 @@
 //! What could not be measured and why, and what the measuring cost.
 
 use super::super::layout::{columns, elide_end};
+use super::ladder::{COLUMN, label};
 use super::page::{Ink, Page, basename};
 use super::runtimes::figures;
 use super::sites::costly_faults;
@@ -142,21 +143,20 @@ impl Limits {
         if self.obstacles.is_empty() {
             return;
         }
-        page.section("NOT MEASURED", "");
-        for obstacle in self.obstacles.iter().take(OBSTACLES_SHOWN) {
-            page.wrapped(2, &obstacle.in_short(), Ink::Plain);
+        for (nth, obstacle) in self.obstacles.iter().take(OBSTACLES_SHOWN).enumerate() {
+            label(page, if nth == 0 { "NOT MEASURED" } else { "" }, Ink::Warn, &obstacle.in_short());
         }
         let more = self.obstacles.len().saturating_sub(OBSTACLES_SHOWN);
         if more > 0 {
-            page.wrapped(2, &format!("{more} more: see LIMITS with --all"), Ink::Faint);
+            label(page, "", Ink::Plain, &format!("{more} more: see LIMITS with --all"));
         }
     }
 }
 
 /// Obstacles in the brief report: those that hide walls come first.
-const OBSTACLES_SHOWN: usize = 6;
-/// Columns for the text of an obstacle in the brief report: a line of 100, without its indent.
-const SHORT: usize = 98;
+const OBSTACLES_SHOWN: usize = 4;
+/// Columns for the text of an obstacle in the brief report: a line of 100, without its label.
+const SHORT: usize = 100 - COLUMN;
 
 impl Obstacle {
     /// What it hides, why, and what to change if there is room for it, in `SHORT` columns.

@@ -93,6 +93,7 @@ fn memory(page: &mut Page, rec: &Recording, bill: &Bill, verdict: &Verdict) {
 
 fn all(page: &mut Page, rec: &Recording, bill: &Bill, verdict: &Verdict, file: Option<&str>) {
     verdict::header(page, rec, bill, Extent::All);
+    page.blank();
     verdict::sentence(page, verdict);
     bill::on_cpu(page, rec, bill);
     bill::off_cpu(page, bill);

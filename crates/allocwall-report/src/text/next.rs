@@ -1,6 +1,6 @@
 //! The next commands.
 
-use super::ladder::shown_commands;
+use super::ladder::COLUMN;
 use super::page::{Ink, Page};
 use super::remedies::REMEDIES_SHOWN;
 use allocwall_diagnose::bill::Bill;
@@ -11,26 +11,25 @@ use allocwall_model::shell::quoted;
 
 const NEXT_SHOWN: usize = 3;
 /// Commands of the verdict in the brief report: the whole report is the last one.
-const NEXT_BRIEFLY: usize = 2;
+const NEXT_BRIEFLY: usize = 1;
 
 /// The commands of the verdict that are not shown already, and the whole report.
 pub(super) fn brief(page: &mut Page, rec: &Recording, bill: &Bill, verdict: &Verdict, file: Option<&str>) {
     let first = verdict.remedies.first();
     let tried = first.and_then(|remedy| trial(rec, bill, remedy)).map(|line| line.command);
     let applied = first.map(|remedy| remedy.how.command.clone());
-    let shown: Vec<&String> = tried.iter().chain(&applied).chain(shown_commands(verdict)).collect();
+    let shown: Vec<&String> = tried.iter().chain(&applied).collect();
     let unseen = verdict.next.iter().filter(|step| !shown.contains(&&step.command));
     let mut steps: Vec<ShellLine> = unseen.take(NEXT_BRIEFLY).cloned().collect();
     if let Some(file) = file {
         let whole = ShellLine::from(format!("allocwall report {} --all", quoted(file)));
         steps.push(whole.remark("everything that was measured"));
     }
-    page.blank();
     for (nth, step) in steps.iter().enumerate() {
-        page.command_after(if nth == 0 { "NEXT" } else { "" }, 6, step);
+        page.command_after(if nth == 0 { "NEXT" } else { "" }, COLUMN, step);
     }
     if file.is_none() {
-        page.wrapped(6, "everything that was measured: the same command with --all", Ink::Faint);
+        page.wrapped(COLUMN, "everything that was measured: the same command with --all", Ink::Faint);
     }
 }
 

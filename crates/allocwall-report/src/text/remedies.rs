@@ -6,7 +6,7 @@ use super::ladder::{COLUMN, label};
 use super::page::{Ink, Page, bytes};
 use allocwall_diagnose::bill::Bill;
 use allocwall_diagnose::remedies::trial;
-use allocwall_diagnose::{Prescription, Verdict};
+use allocwall_diagnose::{Prescription, ShellLine, Verdict};
 use allocwall_model::catalogue::remedies::{self, Effect, Kind, Remedy};
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::recording::Recording;
@@ -14,7 +14,7 @@ use allocwall_model::recording::Recording;
 /// Remedies that the whole report shows with command and risk. The others are only named.
 pub(super) const REMEDIES_SHOWN: usize = 2;
 /// Remedies that the brief report names after the first one.
-const NAMED: usize = 4;
+const NAMED: usize = 2;
 
 /// The first remedy with the commands that try and apply it. The others in one line each.
 pub(super) fn brief(page: &mut Page, rec: &Recording, bill: &Bill, verdict: &Verdict) {
@@ -23,7 +23,7 @@ pub(super) fn brief(page: &mut Page, rec: &Recording, bill: &Bill, verdict: &Ver
     let lead = format!("{:COLUMN$}", "REMEDY");
     head(page, &lead, Ink::Heading, first);
     if let Some(line) = trial(rec, bill, first) {
-        page.command_after(&beside("try"), COLUMN + 6, &line);
+        page.command_after(&beside("try"), COLUMN + 6, &without_long_remark(page, line));
     }
     match first.is_command {
         true => page.command_after(&beside("apply"), COLUMN + 6, &first.how),
@@ -41,6 +41,12 @@ pub(super) fn brief(page: &mut Page, rec: &Recording, bill: &Bill, verdict: &Ver
     if more > 0 {
         label(page, "", Ink::Plain, &format!("{more} more with --all"));
     }
+}
+
+/// A remark that would take a line of its own is left to the whole report.
+fn without_long_remark(page: &Page, line: ShellLine) -> ShellLine {
+    let fits = COLUMN + 8 + columns(&line.to_string()) <= page.width;
+    ShellLine { remark: line.remark.clone().filter(|_| fits), ..line }
 }
 
 /// Columns of a line in the brief report that is not wrapped on a usual terminal.

@@ -62,14 +62,15 @@ fn a_full_brief_report_fits_a_screen() {
             line.share = Interval::exact(0.002 + nth as f64 * 1e-4);
         }
     }
+    let page = briefly(&case, 100);
+    assert!(page.lines().count() <= 40, "{} lines\n{page}", page.lines().count());
     for reason in ["a", "b", "c", "d", "e", "f"] {
         let absence = Absence::new(Reason::NotSupported, format!("reason {reason}"));
         case.rec.probes.push(Probe::new(ProbeName::Smaps, ProbeState::Absent(absence)));
     }
     let page = briefly(&case, 100);
-    assert!(page.lines().count() <= 40, "{} lines\n{page}", page.lines().count());
     assert!(page.contains("15 smaller lines"), "{page}");
-    assert!(page.contains("1 more: see LIMITS with --all"), "{page}");
+    assert!(page.contains("3 more: see LIMITS with --all"), "{page}");
     let (sum, total) = printed_sum(&page);
     assert!((sum - 100.0).abs() < 1e-9 && total == 100.0, "{sum} {total}\n{page}");
     // The near twin: a single small line is printed as itself.
@@ -88,7 +89,24 @@ fn the_brief_report_explains_walls_and_folds_what_is_ruled_out() {
     // Neither what is a wall or contributes, nor what was not measured, nor figures of what is ruled out.
     assert!(!out.contains("first touch") && !out.contains("map churn") && !out.contains("TLB"), "{out}");
     assert!(!out.contains('%'), "{out}");
-    assert!(page.contains("\n  TLB: no PMU"), "{page}");
+    assert!(page.contains("\nNOT MEASURED TLB: no PMU"), "{page}");
+}
+
+#[test]
+fn a_wall_does_not_repeat_the_sentence_of_the_verdict() {
+    const REASON: &str = "61 % (59–62 %) of CPU goes to faulting in and zeroing fresh pages";
+    let mut case = sketches::first_touch();
+    let wall = |case: &Case| {
+        let page = on_one_line(&briefly(case, 100));
+        page.split("WALL first touch: ").nth(1).unwrap_or_else(|| panic!("{page}")).to_owned()
+    };
+    assert!(wall(&case).starts_with(REASON));
+    case.verdict.sentence = format!("First touch is the wall: {REASON}, most of it from `f`.");
+    assert!(wall(&case).starts_with("338 k minor faults a second"));
+    // Without numbers there is nothing else to say.
+    let wall_finding = case.verdict.findings.iter_mut().find(|f| f.status == Status::Wall).unwrap();
+    wall_finding.evidence.clear();
+    assert!(wall(&case).starts_with(REASON));
 }
 
 #[test]
@@ -99,6 +117,7 @@ fn the_brief_report_tries_and_applies_the_first_remedy_alone() {
     assert_eq!(page.matches("allocwall trial").count(), 1, "{page}");
     assert!(page.contains(TRIAL), "{page}");
     let others = page.split("\nOR ").nth(1).expect(&page);
+    assert!(others.contains("1 more with --all"), "{page}");
     assert!(others.contains("Huge pages for malloc · saves 28 to 44 % of CPU\n"), "{page}");
     // A change of the machine, or of the code, has no trial.
     case.verdict.remedies.rotate_left(2);
@@ -106,9 +125,9 @@ fn the_brief_report_tries_and_applies_the_first_remedy_alone() {
     assert!(!page.contains("allocwall trial --with") && page.contains("keep one Buffer"), "{page}");
     // A command that ended by itself is no server.
     let mut ended = sketches::first_touch();
-    assert!(briefly(&ended, 100).contains("--load URL"));
+    assert!(printed(&ended, 100).contains("--load URL"));
     ended.rec.meta.ended = Ended::TargetExited { status: None };
-    let page = briefly(&ended, 100);
+    let page = printed(&ended, 100);
     assert!(page.contains(TRIAL) && !page.contains("--load URL"), "{page}");
 }
 

@@ -150,7 +150,6 @@ fn allocator_name(allocator: &Allocator) -> String {
 }
 
 pub(super) fn sentence(page: &mut Page, verdict: &Verdict) {
-    page.blank();
     let ink = if verdict.walls.is_empty() { Ink::Good } else { Ink::Bad };
     page.hang("VERDICT", Ink::Heading, 9, &verdict.sentence, ink);
 }
