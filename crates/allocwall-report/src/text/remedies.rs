@@ -160,7 +160,9 @@ pub(super) fn saved(remedy: &Prescription, entry: Option<&Remedy>) -> String {
                 format!("gain unknown: test it with `allocwall trial --with {}`", entry.key)
             }
             (None, Some(Effect::Unknown(why))) => format!("gain unknown: {why}"),
-            _ => "gain unknown: its lines of the bill were not measured".to_string(),
+            // Its lines of the bill, or the prices of this machine, were not measured.
+            _ if !remedy.basis.is_empty() => format!("gain unknown: {}", remedy.basis),
+            _ => "gain unknown".to_string(),
         },
     }
 }
