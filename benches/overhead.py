@@ -119,7 +119,7 @@ def cpu_seconds(pid):
 
 def diagnose(binary, pid, window_s, recording):
     """One run of the tool; its time beyond the window, its peak of resident memory, its recording's size."""
-    command = [binary, "diagnose", "-p", str(pid), "-d", str(window_s), "-o", recording]
+    command = [binary, "diagnose", "-p", str(pid), "-d", str(window_s), "--no-calibrate", "-o", recording]
     began = time.perf_counter()
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     said = process.stderr.read()

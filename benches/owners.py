@@ -41,7 +41,7 @@ def observe(binary, program, folder, before):
         time.sleep(1.5)
         environment = {**os.environ, "XDG_STATE_HOME": str(folder), "XDG_CACHE_HOME": str(folder)}
         output = subprocess.run(
-            [*before, binary, "diagnose", "-p", str(child.pid), "-d", f"{WINDOW_S}s", "--json"], capture_output=True, text=True, env=environment
+            [*before, binary, "diagnose", "-p", str(child.pid), "-d", f"{WINDOW_S}s", "--no-calibrate", "--json"], capture_output=True, text=True, env=environment
         )
         if output.returncode not in (0, 1):
             raise RuntimeError(output.stderr)

@@ -85,7 +85,7 @@ def subject(binary, seconds):
 
 
 def diagnose_attach(binary, files, target):
-    return [binary, "diagnose", "-p", str(target), "-d", "700ms", "--json", "-o", f"{files}/recording"]
+    return [binary, "diagnose", "-p", str(target), "-d", "700ms", "--no-calibrate", "--json", "-o", f"{files}/recording"]
 
 
 def diagnose_launch(binary, files, _):

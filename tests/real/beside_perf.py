@@ -55,7 +55,7 @@ def window(binary, pid, directory):
     """Runs both samplers on one process at the same time: samples by class of the bill, and by perf's group."""
     data = Path(directory) / "perf.data"
     perf = start_perf(SECONDS, data)
-    report = parse(tool([binary, "diagnose", "-p", pid, "-d", SECONDS, "--rate", RATE_HZ, "--json", "-o", Path(directory) / "r"], SECONDS + 60))
+    report = parse(tool([binary, "diagnose", "-p", pid, "-d", SECONDS, "--rate", RATE_HZ, "--no-calibrate", "--json", "-o", Path(directory) / "r"], SECONDS + 60))
     theirs = perf_groups(perf, pid, data)
     if theirs.total() < PERF_HZ * SECONDS / 4:
         raise Failure(f"perf took only {theirs.total()} samples")

@@ -321,9 +321,10 @@ def diagnose(service, stage, pid, load_pids, arguments, keep):
     replayed = tool([arguments.binary, "diagnose", recording, "--json"], 60)
     if replayed != live:
         faults.append("the replay of the recording differs from the live diagnosis")
-    text = tool([arguments.binary, "diagnose", recording], 60)
-    (keep / f"{service.name}.txt").write_text(text)
-    faults.extend(text_problems(text))
+    for extent in ([], ["--all"]):
+        text = tool([arguments.binary, "diagnose", recording, *extent], 60)
+        (keep / f"{service.name}{''.join(extent)}.txt").write_text(text)
+        faults.extend(text_problems(text))
     if faults:
         raise Failure("; ".join(faults))
     shown = [f"{wall} {least:.1%} or more" for wall, (least, _) in bounds.items()]

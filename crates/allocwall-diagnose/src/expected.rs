@@ -7,6 +7,7 @@
 //! If the target's calls were counted and replayed, their measured cost takes the place of ranges from other programs
 //! ([`replayed`]).
 
+pub mod prices;
 mod replayed;
 
 use super::context::{Context, Served, percent};

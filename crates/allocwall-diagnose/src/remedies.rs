@@ -9,11 +9,11 @@ use allocwall_model::catalogue::cost::CostClass;
 use allocwall_model::catalogue::modules::{JEMALLOC_BUILDS, JEMALLOC_CONF};
 use allocwall_model::catalogue::options;
 use allocwall_model::catalogue::remedies::{
-    Change, Effect, How, Kind, Need, Remedy, TABLE, TRIAL_OF_START, UNKNOWN_COMMAND, replaced,
+    Change, Effect, How, Kind, Need, Remedy, TABLE, TRIAL_OF_START, UNKNOWN_COMMAND, find, replaced,
 };
 use allocwall_model::catalogue::tunables::arenas_by_default;
 use allocwall_model::catalogue::walls::Wall;
-use allocwall_model::recording::{Linkage, Owner, Process, Recording};
+use allocwall_model::recording::{Ended, Linkage, Owner, Process, Recording};
 use allocwall_model::resident::{self, ResidentOwner, ReturnOrder, Returned, return_order};
 use allocwall_model::shell::{is_plain, merged, quoted};
 use allocwall_model::units::Interval;
@@ -419,6 +419,32 @@ fn heap_size(ctx: &Context) -> Option<String> {
     Some(format!("{}M", bytes.div_ceil(1 << 20)))
 }
 
+/// The command that tries a remedy. None if no trial can apply it. The remark says what a server needs, unless the target ended
+/// by itself.
+pub fn trial(recording: &Recording, bill: &Bill, offer: &Prescription) -> Option<ShellLine> {
+    let ctx = Context::new(recording, bill);
+    let remedy = find(&offer.remedy)?;
+    if remedy.needs.contains(&Need::ColdStart) {
+        return Some(trial_of_start(&ctx));
+    }
+    let line = trial_of_command(&ctx, remedy)?;
+    match recording.meta.ended {
+        Ended::TargetExited { .. } => Some(line),
+        _ => Some(line.remark("if it is a server: --load URL before the --")),
+    }
+}
+
+/// A trial of the target's command, or with a placeholder if that is unknown or too long.
+pub(super) fn trial_of_command(ctx: &Context, remedy: &Remedy) -> Option<ShellLine> {
+    if !remedy.can_be_tried() {
+        return None;
+    }
+    let command = command_line(ctx);
+    let words = command.as_deref().unwrap_or(UNKNOWN_COMMAND);
+    let line = ShellLine::from(format!("allocwall trial --with {} -- {words}", remedy.key));
+    Some(ShellLine { has_gap: command.is_none(), ..line })
+}
+
 /// A trial of a remedy that moves work to the start of the program.
 pub(super) fn trial_of_start(ctx: &Context) -> ShellLine {
     ShellLine::from(fill(ctx, TRIAL_OF_START).text).with_gap()
@@ -530,7 +556,7 @@ fn merged_tunables(process: Option<&Process>, new: &str) -> String {
 }
 
 /// The command that starts the target. None if it is unknown or too long.
-pub(super) fn command_line(ctx: &Context) -> Option<String> {
+fn command_line(ctx: &Context) -> Option<String> {
     line_of(words(ctx))
 }
 

@@ -3,7 +3,7 @@
 use super::bill::stripped_runtime;
 use super::context::{Context, Served, TopSite, count, percent, percent_interval};
 use super::judge::Judged;
-use super::remedies::{command_line, trial_of_start};
+use super::remedies::{trial_of_command, trial_of_start};
 use super::rungs::{UNCOUNTED, named, rate_of_calls, storage_place};
 use super::{Finding, Prescription, Reach, ShellLine, Status, Whole};
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
@@ -641,12 +641,8 @@ fn trial_of(ctx: &Context, offer: &Prescription) -> Option<ShellLine> {
     if remedy.needs.contains(&Need::ColdStart) {
         return Some(trial_of_start(ctx));
     }
-    if !remedy.can_be_tried() {
-        return None;
-    }
     let is_unknown = offer.gain.is_none() && offer.at_most.is_none();
-    let command = command_line(ctx).filter(|_| is_unknown)?;
-    Some(ShellLine::from(format!("allocwall trial --with {} -- {command}", remedy.key)))
+    trial_of_command(ctx, remedy).filter(|line| is_unknown && !line.has_gap)
 }
 
 /// The same diagnosis as root. A target that has ended must be started again, by whoever knows how.

@@ -79,8 +79,30 @@ fn scheduling() -> Option<libc::sched_attr> {
 /// that back (SCHED_FLAG_RESET_ON_FORK, sched(7)).
 fn set_scheduling(mut wanted: libc::sched_attr) -> bool {
     wanted.sched_flags |= libc::SCHED_FLAG_RESET_ON_FORK as u64;
+    apply(&wanted).is_ok()
+}
+
+fn apply(wanted: &libc::sched_attr) -> io::Result<()> {
     // SAFETY: the kernel reads `size` bytes of `wanted`, which outlives the call. 0 is the calling thread.
-    unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const wanted, 0) == 0 }
+    match unsafe { libc::syscall(libc::SYS_sched_setattr, 0, std::ptr::from_ref(wanted), 0) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// From now on the calling thread, and what it starts, has the lowest priority that there is (SCHED_IDLE, sched(7)): threads of
+/// its own control group that want the CPU go first. Those of other groups share the CPU with its group.
+pub fn idle_from_now_on() -> Measured<()> {
+    let unknown = || Absence::new(Reason::NotSupported, "the kernel does not tell how a thread is scheduled");
+    let now = scheduling().ok_or_else(unknown)?;
+    let idle = libc::sched_attr {
+        sched_policy: libc::SCHED_IDLE as u32,
+        sched_flags: 0,
+        sched_nice: 0,
+        sched_priority: 0,
+        ..now
+    };
+    apply(&idle).map_err(|error| Absence::new(Reason::NotPermitted, format!("idle priority: {error}")))
 }
 
 impl<T: Send + 'static> Worker<T> {
@@ -127,6 +149,16 @@ mod tests {
             Some([before, meanwhile, policy(), started])
         };
         std::thread::spawn(work).join().expect("numbers")
+    }
+
+    #[test]
+    fn a_thread_of_idle_priority_starts_others_of_it_and_leaves_its_own_parent_alone() {
+        let before = policy();
+        let idle =
+            || idle_from_now_on().map(|()| [policy(), std::thread::spawn(policy).join().expect("a number")]);
+        let idle = std::thread::spawn(idle).join().expect("policies");
+        assert_eq!(idle, Ok([libc::SCHED_IDLE; 2]));
+        assert_eq!(policy(), before);
     }
 
     #[test]

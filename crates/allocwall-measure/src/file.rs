@@ -60,6 +60,8 @@ pub enum Part {
     Counted(Box<Measured<Counted>>),
     /// Comes after the tail, if at all: the target has ended by then.
     Replayed(Box<Measured<Replay>>),
+    /// Comes after the tail, if at all. In place of the prices of the head: with those that were measured after the window.
+    Priced(Box<Measured<PriceList>>),
 }
 
 /// The data that is known when the window opens.
@@ -350,7 +352,7 @@ fn decode_parts(bytes: &[u8]) -> std::result::Result<Recording, String> {
     let mut budget = (bytes.len() as u64 * UNPACKED_RATIO).clamp(UNPACKED_SMALL, UNPACKED_LIMIT);
     let mut head = None;
     let mut batches: Vec<Batch> = Vec::new();
-    let (mut devices, mut counted, mut replayed) = (None, None, None);
+    let (mut devices, mut counted, mut replayed, mut priced) = (None, None, None, None);
     let mut tail = None;
     let mut parts = 0;
     while !rest.is_empty() {
@@ -385,12 +387,16 @@ fn decode_parts(bytes: &[u8]) -> std::result::Result<Recording, String> {
             }
             Part::Tail(part) if head.is_some() && tail.is_none() => tail = Some(*part),
             Part::Replayed(part) if tail.is_some() && replayed.is_none() => replayed = Some(*part),
+            Part::Priced(part) if tail.is_some() && priced.is_none() => priced = Some(*part),
             _ => return Err(format!("part {parts} is out of order")),
         }
     }
     let head = head.ok_or("it has a header but no data")?;
     let mut recording = assemble(head, batches, devices, counted, tail)?;
     recording.replayed = replayed.unwrap_or_else(|| Err(not_replayed()));
+    if let Some(prices) = priced {
+        recording.prices = prices;
+    }
     validate(&recording)?;
     leave_out_counting(&mut recording);
     Ok(recording)

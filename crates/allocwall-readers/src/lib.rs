@@ -6,7 +6,7 @@
 use allocwall_diagnose::bill;
 use allocwall_host::fuzzing::{nameless, piece, reader};
 use allocwall_measure::file;
-use allocwall_report::text::Style;
+use allocwall_report::text::{Extent, Style};
 use allocwall_report::{collapsed, escape, flamegraph, json, text, trial_csv, trial_json, trial_text};
 use allocwall_trial::compare::compare;
 use allocwall_trial::journal;
@@ -78,7 +78,9 @@ fn recording(bytes: &[u8]) {
     };
     let bill = bill::of(&recording);
     let verdict = allocwall_diagnose::verdict(&recording, &bill);
-    assert_inert(&text::diagnosis(&recording, &bill, &verdict, None, Style::FILE));
+    for extent in [Extent::Brief, Extent::All] {
+        assert_inert(&text::diagnosis(&recording, &bill, &verdict, None, extent, Style::FILE));
+    }
     let document = json::document(&recording, &bill, &verdict);
     serde_json::from_str::<serde_json::Value>(&document).expect("the document is valid JSON");
     let _ = (collapsed::stacks(&recording), flamegraph::svg(&recording, &bill));

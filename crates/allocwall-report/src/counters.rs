@@ -70,7 +70,7 @@ pub fn value(counts: &HardwareCounts, rec: &Recording, bill: &Bill) -> Value {
 pub mod tests {
     use super::*;
     use crate::sketches;
-    use crate::text::{Style, diagnosis};
+    use crate::text::{Extent, Style, diagnosis};
     use allocwall_model::hardware::{HardwareEvent, HardwareSlice, HardwareSlices};
     use allocwall_model::units::Absence;
 
@@ -98,7 +98,14 @@ pub mod tests {
     fn the_section_has_figures_and_what_is_missing_or_does_not_exist() {
         let mut case = sketches::first_touch();
         let page = |case: &sketches::Case| {
-            diagnosis(&case.rec, &case.bill, &case.verdict, None, Style { color: false, width: 100 })
+            diagnosis(
+                &case.rec,
+                &case.bill,
+                &case.verdict,
+                None,
+                Extent::All,
+                Style { color: false, width: 100 },
+            )
         };
         assert!(!page(&case).contains("COUNTERS"));
         case.rec.hardware = Ok(counts());

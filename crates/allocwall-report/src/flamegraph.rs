@@ -9,6 +9,7 @@
 
 use super::collapsed::{Names, Place, drawn};
 use super::escape::markup;
+use super::palette::fill;
 use super::text::why_not_first;
 use allocwall_diagnose::bill::{Bill, Classifier};
 use allocwall_diagnose::main_process;
@@ -18,34 +19,6 @@ use allocwall_model::units::{Absence, Measured, Reason};
 use inferno::flamegraph::color::{BackgroundColor, Color, PaletteMap};
 use inferno::flamegraph::{self as inferno_graph, Options, TextTruncateDirection};
 use std::collections::{BTreeMap, HashMap};
-
-/// Fill colour of each class. The colours are light enough for black text. They also differ in lightness, so that
-/// they can be distinguished in grey and by readers who are red-green blind. Hues after Okabe and Ito's palette.
-fn fill(class: CostClass) -> (u8, u8, u8) {
-    match class {
-        CostClass::Application => (232, 232, 232),
-        CostClass::AllocatorCode => (86, 180, 233),
-        CostClass::AllocatorLocks => (30, 130, 190),
-        CostClass::RuntimeAllocator => (168, 215, 242),
-        CostClass::BlockFilling => (130, 220, 225),
-        CostClass::GarbageCollector => (120, 200, 160),
-        CostClass::FaultPath => (230, 120, 50),
-        CostClass::Zeroing => (250, 180, 70),
-        CostClass::CopyOnWrite => (245, 150, 130),
-        CostClass::FileFault => (215, 155, 95),
-        CostClass::MapCalls => (240, 228, 66),
-        CostClass::PageRelease => (200, 180, 90),
-        CostClass::AddressSpaceLock => (214, 80, 90),
-        CostClass::Reclaim => (204, 140, 180),
-        CostClass::KernelSlab => (175, 145, 225),
-        CostClass::ForkExit => (225, 165, 200),
-        CostClass::FileSystem => (180, 195, 205),
-        CostClass::Sockets => (165, 180, 215),
-        CostClass::Scheduling => (205, 200, 225),
-        CostClass::OtherKernel => (190, 185, 205),
-        CostClass::UnnamedKernel => (165, 165, 165),
-    }
-}
 
 const WIDTH: usize = 1200;
 const LEGEND_ROW: usize = 20;

@@ -12,6 +12,8 @@ pub mod flamegraph;
 pub mod json;
 pub mod layout;
 pub mod memory_text;
+mod palette;
+pub mod recordings;
 pub mod series;
 pub mod text;
 pub mod trial_csv;

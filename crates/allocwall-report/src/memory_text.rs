@@ -148,6 +148,28 @@ pub fn section(page: &mut Page, memory: &TargetMemory, known: Known) {
     }
 }
 
+/// The bill of the first process in one line, with the rows that are a twentieth of it or more, largest first.
+pub fn line(page: &mut Page, memory: &TargetMemory) {
+    let Some(bill) = memory.bills.first() else { return };
+    let unit = Unit::of(bill.resident_bytes());
+    let total = total_units(bill, &unit);
+    let mut rows = printed_rows(bill, &unit);
+    rows.sort_by_key(|(_, units)| std::cmp::Reverse(*units));
+    let shown = rows.iter().take_while(|(_, units)| *units > 0 && units * 20 >= total).count();
+    let rest: u64 = rows[shown..].iter().map(|(_, units)| units).sum();
+    let mut parts: Vec<String> = rows[..shown]
+        .iter()
+        .map(|(row, units)| format!("{} {}", row.owner.title(), unit.shown(*units)))
+        .collect();
+    parts.extend((rest > 0).then(|| format!("others {}", unit.shown(rest))));
+    let all = format!("{} {}", unit.shown(total), unit.name);
+    let of_process = match (memory.bills.len(), memory.others) {
+        (1, 0) => String::new(),
+        _ => format!(" of pid {}, one of several processes", bill.pid),
+    };
+    page.hang("MEMORY", Ink::Heading, 9, &format!("{all}{of_process}: {}", parts.join(" · ")), Ink::Plain);
+}
+
 /// Where a diagnosis has what its text leaves out.
 const METHOD: &str =
     "how it was measured: allocwall report FILE --json, field resident.bills[].rows[].split.method";

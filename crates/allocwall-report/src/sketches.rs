@@ -9,6 +9,7 @@ use allocwall_model::recording::*;
 use allocwall_model::units::{Absence, Interval, Reason};
 use allocwall_sketches::recording::empty;
 
+#[derive(Clone)]
 pub struct Case {
     pub name: &'static str,
     pub rec: Recording,

@@ -13,7 +13,7 @@ use allocwall_model::placement::{NodeCpus, NodePages, Placed, Placement};
 use allocwall_model::recording::*;
 use allocwall_model::resident::Amount;
 use allocwall_model::units::{Absence, Interval, Reason};
-use allocwall_report::text::Style;
+use allocwall_report::text::{Extent, Style};
 use allocwall_report::{collapsed, flamegraph, json, text};
 use allocwall_sketches::recording::counted;
 use proptest::prelude::*;
@@ -107,14 +107,14 @@ fn real() -> &'static Recording {
     })
 }
 
-fn parts(r: Recording) -> [Part; 6] {
+fn parts(r: Recording) -> [Part; 7] {
     let head = Head {
         meta: r.meta.clone(),
         host: r.host,
         cgroup: r.cgroup,
         processes: r.processes.clone(),
         modules: r.modules.clone(),
-        prices: r.prices,
+        prices: r.prices.clone(),
     };
     let tail = Tail {
         meta: r.meta,
@@ -145,6 +145,7 @@ fn parts(r: Recording) -> [Part; 6] {
         Part::Counted(Box::new(r.counted)),
         Part::Tail(Box::new(tail)),
         Part::Replayed(Box::new(r.replayed)),
+        Part::Priced(Box::new(r.prices)),
     ]
 }
 
@@ -188,13 +189,15 @@ fn real_file() -> &'static (Vec<u8>, Vec<Vec<u8>>) {
 fn all_the_way(recording: &Recording) -> bool {
     let bill = bill::of(recording);
     let verdict = diagnose::verdict(recording, &bill);
-    let text = text::diagnosis(recording, &bill, &verdict, None, Style::FILE);
+    let text = text::diagnosis(recording, &bill, &verdict, None, Extent::All, Style::FILE);
+    let brief = text::diagnosis(recording, &bill, &verdict, None, Extent::Brief, Style::FILE);
     let json = json::document(recording, &bill, &verdict);
     let svg = flamegraph::svg(recording, &bill);
     let collapsed = collapsed::stacks(recording);
     serde_json::from_str::<Value>(&json).expect("JSON stays JSON");
     for (what, output) in [
         ("text", &text),
+        ("brief text", &brief),
         ("json", &json),
         ("collapsed", &collapsed),
         ("svg", svg.as_ref().unwrap_or(&String::new())),
@@ -552,7 +555,7 @@ fn read_back(r: Recording) -> (String, String) {
     let r = writer.finish().0.expect("a recording");
     let bill = bill::of(&r);
     let verdict = diagnose::verdict(&r, &bill);
-    let text = text::diagnosis(&r, &bill, &verdict, None, Style::FILE);
+    let text = text::diagnosis(&r, &bill, &verdict, None, Extent::All, Style::FILE);
     let json: Value = serde_json::from_str(&json::document(&r, &bill, &verdict)).unwrap();
     (text, json["bill"].to_string() + &json["verdict"].to_string())
 }

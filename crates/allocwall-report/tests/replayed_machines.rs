@@ -14,7 +14,7 @@ use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::error::Error;
 use allocwall_model::recording::*;
 use allocwall_model::units::{Absence, Measured, Reason};
-use allocwall_report::text::Style;
+use allocwall_report::text::{Extent, Style};
 use allocwall_report::{collapsed, flamegraph, json, text};
 use allocwall_sketches::machines::{Groups, Home, Server, TARGET, Tree};
 use std::fs;
@@ -160,7 +160,7 @@ fn recorded(
 fn judged(recording: Recording) -> Judged {
     let bill = bill::of(&recording);
     let verdict = allocwall_diagnose::verdict(&recording, &bill);
-    let text = text::diagnosis(&recording, &bill, &verdict, None, Style::FILE);
+    let text = text::diagnosis(&recording, &bill, &verdict, None, Extent::All, Style::FILE);
     let document: serde_json::Value =
         serde_json::from_str(&json::document(&recording, &bill, &verdict)).expect("JSON");
     let memory = &document["host"]["memory_bytes"];

@@ -7,7 +7,7 @@ use allocwall_host::facts::Machine;
 use allocwall_measure::file::{self, Batch, Head, Part, Tail, Writer};
 use allocwall_model::recording::*;
 use allocwall_model::units::{Absence, Reason};
-use allocwall_report::text::Style;
+use allocwall_report::text::{Extent, Style};
 use allocwall_report::{collapsed, json, text};
 use allocwall_sketches::recording::empty;
 use std::path::Path;
@@ -244,7 +244,7 @@ fn judge_the_file_that_is_named() {
     let bill = bill::of(&recording);
     let (billed, billed_kib) = (passed(), peak_kib());
     let verdict = diagnose::verdict(&recording, &bill);
-    let text = text::diagnosis(&recording, &bill, &verdict, None, Style::FILE);
+    let text = text::diagnosis(&recording, &bill, &verdict, None, Extent::All, Style::FILE);
     let document = json::document(&recording, &bill, &verdict);
     let (judged, judged_kib) = (passed(), peak_kib());
     let drawn = collapsed::stacks(&recording).lines().count();

@@ -190,6 +190,12 @@ impl ProcFs {
         self.thread(pid, tid, "schedstat", parse::schedstat)
     }
 
+    /// The same of the calling thread.
+    pub fn own_schedstat(&self) -> Measured<SchedStat> {
+        let path = self.root.join("thread-self/schedstat");
+        file::read(&path, |bytes| parse::schedstat(bytes).ok_or_else(|| unparsable(&path.display(), bytes)))
+    }
+
     /// Needs the same right as tracing the process.
     pub fn thread_syscall(&self, pid: i32, tid: i32) -> Measured<SyscallState> {
         self.thread(pid, tid, "syscall", parse::syscall)
@@ -421,6 +427,15 @@ impl ProcFs {
     }
 
     /// Machine-wide counters. PSI and vmstat fields are None if the kernel lacks them.
+    /// The idle time of each CPU since the boot: only differences are meaningful.
+    pub fn idle_times_ns(&self) -> Measured<Vec<(u32, u64)>> {
+        let stat = self.root.join("stat");
+        file::read(&stat, |bytes| {
+            let idle = parse::idle_times(bytes, self.ns_per_tick);
+            if idle.is_empty() { Err(unparsable(&stat.display(), bytes)) } else { Ok(idle) }
+        })
+    }
+
     pub fn host_tick(&self) -> Measured<HostTick> {
         let stat = self.root.join("stat");
         let mut tick = file::read(&stat, |bytes| {

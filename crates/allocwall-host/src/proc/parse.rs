@@ -434,6 +434,17 @@ pub fn cpu_times(bytes: &[u8], ns_per_tick: u64) -> Option<HostTick> {
     })
 }
 
+/// The idle time of each CPU of /proc/stat, without the time in which it waited for storage.
+pub fn idle_times(bytes: &[u8], ns_per_tick: u64) -> Vec<(u32, u64)> {
+    let of_cpu = |line| {
+        let mut fields = words(line);
+        let cpu = number::<u32>(fields.next()?.strip_prefix(b"cpu")?)?;
+        // user nice system idle
+        Some((cpu, number::<u64>(fields.nth(3)?)?.wrapping_mul(ns_per_tick)))
+    };
+    lines(bytes).filter_map(of_cpu).collect()
+}
+
 /// The `some` total of a PSI file, in microseconds.
 pub fn pressure_some(bytes: &[u8]) -> Option<u64> {
     let line = lines(bytes).find_map(|line| line.strip_prefix(b"some "))?;
@@ -739,6 +750,13 @@ mod tests {
         for bad in [&b""[..], b"boottime 1 0\n", b"monotonic\n", b"monotonic 9223372036854775807 0\n"] {
             assert_eq!(monotonic_offset_ns(bad), None);
         }
+    }
+
+    #[test]
+    fn idle_time_of_each_cpu() {
+        let text = b"cpu  100 1 20 1000 5 2 3 7 50 0\ncpu0 1 2 3 40 5 0\ncpu12 1 2 3 7\ncpux 1 2 3 4\ncpu3 1 2\nintr 1 2 3 4 5\n";
+        assert_eq!(idle_times(text, 10), [(0, 400), (12, 70)]);
+        assert_eq!(idle_times(b"", 10), []);
     }
 
     #[test]

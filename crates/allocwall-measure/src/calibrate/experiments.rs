@@ -89,24 +89,32 @@ fn undisturbed<T>(run: impl FnOnce() -> Measured<T>) -> Measured<T> {
     }
 }
 
-/// All experiments that run in rounds. They are set up here, so that no repetition pays for it.
-pub(super) fn interleaved(bench: &Bench) -> Vec<Experiment> {
+/// The experiments for these prices that run in rounds. They are set up here, so that no repetition pays for it.
+pub(super) fn interleaved(bench: &Bench, wanted: &dyn Fn(&str) -> bool) -> Vec<Experiment> {
     use prices::*;
-    let alone: [(&[&str], Measured<Repetition>); 8] = [
-        (&[TOUCH_4K, MUNMAP_PAGE], touch_small()),
-        (&[FAULT_RETURN], fault_return()),
-        (&[TOUCH_2M], touch_huge(bench)),
-        (&[ZERO_4K], zeroing()),
-        (&[DONTNEED_PAGE], dont_need()),
-        (&[POPULATE_PAGE], populate()),
-        (&[MAP_UNMAP_128K], map_unmap()),
-        (&[SYSCALL], system_call()),
+    type SetUp = fn(&Bench) -> Measured<Repetition>;
+    let alone: [(&[&str], SetUp); 8] = [
+        (&[TOUCH_4K, MUNMAP_PAGE], |_| touch_small()),
+        (&[FAULT_RETURN], |_| fault_return()),
+        (&[TOUCH_2M], touch_huge),
+        (&[ZERO_4K], |_| zeroing()),
+        (&[DONTNEED_PAGE], |_| dont_need()),
+        (&[POPULATE_PAGE], |_| populate()),
+        (&[MAP_UNMAP_128K], |_| map_unmap()),
+        (&[SYSCALL], |_| system_call()),
     ];
+    let any = |names: &[&str]| names.iter().any(|name| wanted(name));
+    let alone = alone.into_iter().filter(|(names, _)| any(names));
     let mut table: Vec<Experiment> =
-        alone.into_iter().map(|(names, run)| Experiment::new(names, run).alone()).collect();
-    table.push(Experiment::new(&[MALLOC_CACHED, MALLOC_ARENA, MALLOC_MAPPED], malloc_pairs()));
-    table.push(Experiment::new(&[CONTEXT_SWITCH], context_switch(bench)));
-    if !cfg!(target_env = "gnu") {
+        alone.map(|(names, set_up)| Experiment::new(names, set_up(bench)).alone()).collect();
+    const MALLOC: &[&str] = &[MALLOC_CACHED, MALLOC_ARENA, MALLOC_MAPPED];
+    if any(MALLOC) {
+        table.push(Experiment::new(MALLOC, malloc_pairs()));
+    }
+    if wanted(CONTEXT_SWITCH) {
+        table.push(Experiment::new(&[CONTEXT_SWITCH], context_switch(bench)));
+    }
+    if !cfg!(target_env = "gnu") && any(MALLOC) {
         // Only glibc has the two tiers. In other C libraries the batch takes the same path as the single
         // block.
         table.retain_mut(|experiment| {
@@ -119,9 +127,10 @@ pub(super) fn interleaved(bench: &Bench) -> Vec<Experiment> {
         );
         table.push(Experiment::absent(&[MALLOC_ARENA], why));
     }
-    table.extend(loads(bench));
-    table.extend(contended_faults(bench));
-    table.extend(handoffs(bench));
+    table.extend(loads(bench, wanted));
+    // These set up nothing.
+    let shared = contended_faults(bench).into_iter().chain(handoffs(bench));
+    table.extend(shared.filter(|experiment| experiment.series.iter().any(|(name, _)| wanted(name))));
     table
 }
 
@@ -387,18 +396,22 @@ const LOAD_REGION: usize = 128 << 20;
 const LOADS: usize = 2000;
 const LOADS_WARM: usize = 200;
 
-fn loads(bench: &Bench) -> Vec<Experiment> {
-    let room = room_for(bench, 2 * LOAD_REGION);
-    vec![
-        Experiment::new(&[prices::LOAD_4K], room.clone().and_then(|()| chase(Pages::Small))).alone(),
-        Experiment::new(
-            &[prices::LOAD_2M],
-            room.and_then(|()| bench.huge.clone()).and_then(|()| chase(Pages::Huge)),
-        )
-        .alone(),
-        Experiment::new(&[prices::LOAD_OTHER_NODE], other_node(bench).and_then(|node| chase_on(bench, node)))
-            .alone(),
-    ]
+fn loads(bench: &Bench, wanted: &dyn Fn(&str) -> bool) -> Vec<Experiment> {
+    type SetUp = fn(&Bench) -> Measured<Repetition>;
+    let table: [(&str, SetUp); 3] = [
+        (prices::LOAD_4K, |bench| {
+            room_for(bench, 2 * LOAD_REGION)?;
+            chase(Pages::Small)
+        }),
+        (prices::LOAD_2M, |bench| {
+            room_for(bench, 2 * LOAD_REGION)?;
+            bench.huge.clone()?;
+            chase(Pages::Huge)
+        }),
+        (prices::LOAD_OTHER_NODE, |bench| chase_on(bench, other_node(bench)?)),
+    ];
+    let table = table.into_iter().filter(|(name, _)| wanted(name));
+    table.map(|(name, set_up)| Experiment::new(&[name], set_up(bench)).alone()).collect()
 }
 
 /// The first node with memory that is not the node of the CPU of the experiments.

@@ -9,6 +9,7 @@
 mod cache;
 mod experiments;
 mod facts;
+pub mod missing;
 pub mod replay;
 
 use allocwall_host::facts::Machine;
@@ -67,10 +68,12 @@ pub fn price_list(fresh: bool, progress: &mut dyn FnMut(f32)) -> Result<Calibrat
     });
     if let (false, Ok(file)) = (fresh, &file) {
         match cache::load(file, &machine) {
-            Ok(list) => {
+            // A diagnosis keeps only the prices that it needed.
+            Ok(list) if is_complete(&list) => {
                 let file = Ok(file.clone());
                 return Ok(Calibration { list, origin: Origin::Cache, file, warnings });
             }
+            Ok(_) => {}
             Err(absence) if absence.reason == Reason::NotFound => {}
             Err(absence) => warnings.push(format!("{absence}; measured again")),
         }
@@ -118,14 +121,23 @@ fn machine() -> Result<String> {
         .map_err(|absence| Error::Refused(format!("this machine cannot be identified: {absence}")))
 }
 
+/// Whether every price of the catalogue was measured, or has a reason why not.
+fn is_complete(list: &PriceList) -> bool {
+    let names = || list.prices.iter().map(|p| &p.name).chain(list.absent.iter().map(|(name, _)| name));
+    let known = |entry: &prices::Description| {
+        names().any(|name| if entry.prefix { name.starts_with(entry.name) } else { name == entry.name })
+    };
+    prices::DESCRIPTIONS.iter().all(known)
+}
+
 /// Measures all prices now; the cache is neither read nor written.
 pub fn measure(machine: String, progress: &mut dyn FnMut(f32)) -> Result<PriceList> {
     let begun = Instant::now();
-    let bench = Bench::new().map_err(|absence| Error::Refused(format!("cannot calibrate: {absence}")))?;
+    let bench = Bench::new(None).map_err(|absence| Error::Refused(format!("cannot calibrate: {absence}")))?;
     // First touch, faults and loads depend on this CPU; children and threads start from here.
     let _pinned =
         Pinned::to(bench.cpu).map_err(|absence| Error::Refused(format!("cannot calibrate: {absence}")))?;
-    let mut table = experiments::interleaved(&bench);
+    let mut table = experiments::interleaved(&bench, &|_| true);
     let mut idle = IdleMemory::set_aside(&bench);
 
     let idle_since = Instant::now();
@@ -177,7 +189,8 @@ struct Bench {
 }
 
 impl Bench {
-    fn new() -> Measured<Bench> {
+    /// On this CPU; None chooses one.
+    fn new(cpu: Option<u32>) -> Measured<Bench> {
         let page = rustix::param::page_size();
         if page != memory::PAGE {
             return Err(Absence::new(
@@ -188,8 +201,8 @@ impl Bench {
         let machine = Machine::live();
         let allowed = topology::allowed_cpus()?;
         // The last CPU: interrupts and the rest of the system mostly use the first ones.
-        let cpu = *allowed
-            .last()
+        let cpu = cpu
+            .or(allowed.last().copied())
             .ok_or_else(|| Absence::new(Reason::NotPermitted, "no CPU is available to this process"))?;
         Ok(Bench {
             topology: Topology::read(&machine.path("/sys")),
@@ -255,6 +268,19 @@ fn rank(name: &str) -> (usize, String) {
 mod tests {
     use super::*;
     use allocwall_host::topology::Relation;
+
+    #[test]
+    fn a_list_of_some_prices_is_not_complete() {
+        let absent = |entry: &prices::Description| {
+            (entry.name.to_owned(), Absence::new(Reason::NotSupported, "not here"))
+        };
+        let mut list = tally("m".into(), vec![experiment(FEWEST, None)]);
+        assert!(!is_complete(&list));
+        list.absent = prices::DESCRIPTIONS.iter().map(absent).collect();
+        assert!(is_complete(&list));
+        list.absent.retain(|(name, _)| name != prices::LOAD_2M);
+        assert!(!is_complete(&list));
+    }
 
     fn experiment(values: usize, missed: Option<Absence>) -> Experiment {
         let mut experiment = Experiment::absent(&[prices::SYSCALL], Absence::new(Reason::NotSupported, "no"));

@@ -3,7 +3,9 @@ use allocwall_host::facts;
 use allocwall_model::catalogue::modules::ModuleRole;
 use allocwall_model::devices::{Datagrams, DiskUse, Disks, Interfaces, MOST_DISKS, Network};
 use allocwall_model::placement::{MOST_NODES, NodeCpus, NodePages, Placed};
+use allocwall_model::recording::Price;
 use allocwall_model::resident::{Amount, GroupMemory, MOST_NOTES, ResidentOwner, Row, Split};
+use allocwall_model::units::Interval;
 use allocwall_sketches::recording::{counted, empty};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
@@ -313,6 +315,28 @@ fn what_is_known_later_is_added_to_the_file() {
 }
 
 #[test]
+fn prices_that_were_measured_later_take_the_place_of_the_first_ones() {
+    let later = PriceList {
+        measured_unix_s: 9,
+        machine: "m".into(),
+        prices: vec![Price { name: "touch_4k".into(), ns: Interval::exact(5.0), repetitions: 60 }],
+        absent: vec![],
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.allocwall");
+    std::fs::write(&path, whole()).unwrap();
+    assert_ne!(read(&path).unwrap().prices, Ok(later.clone()));
+    append(&path, &Part::Priced(Box::new(Ok(later.clone())))).unwrap();
+    assert_eq!(read(&path).unwrap().prices, Ok(later.clone()));
+    // They are judged as those of the head are.
+    std::fs::write(&path, whole()).unwrap();
+    let mut bad = later;
+    bad.prices[0].ns.point = f64::NAN;
+    append(&path, &Part::Priced(Box::new(Ok(bad)))).unwrap();
+    assert!(read(&path).unwrap_err().to_string().contains("prices"));
+}
+
+#[test]
 fn samples_of_the_library_that_counts_are_left_out_and_counted() {
     let read = |role| {
         let (mut head, mut tail) = (head(), tail());
@@ -382,6 +406,7 @@ fn parts_out_of_order_are_refused() {
     let d = || Part::Devices(Box::new(devices()));
     let c = || Part::Counted(Box::new(Err(not_counted())));
     let r = || Part::Replayed(Box::new(Err(not_replayed())));
+    let p = || Part::Priced(Box::new(Err(Absence::new(Reason::NotFound, "no list"))));
     for parts in [
         vec![b()],
         vec![t()],
@@ -396,6 +421,9 @@ fn parts_out_of_order_are_refused() {
         vec![h(), b(), t(), c()],
         vec![h(), r()],
         vec![h(), b(), t(), r(), r()],
+        vec![h(), p()],
+        vec![h(), b(), p(), t()],
+        vec![h(), b(), t(), p(), p()],
     ] {
         let why = decoded(&bytes(&parts)).unwrap_err();
         assert!(why.contains("order"), "{why}");

@@ -38,6 +38,25 @@ pub enum Wall {
     Retention,
 }
 
+/// What the walls of a rung have in common, in a few words.
+pub fn rung_title(rung: u8) -> &'static str {
+    match rung {
+        1 => "interference",
+        2 => "waiting and locks",
+        3 => "garbage collector",
+        4 => "page faults",
+        5 => "map churn",
+        6 => "address-space lock",
+        7 => "TLB",
+        8 => "NUMA",
+        9 => "kernel slab",
+        10 => "number and size of calls",
+        11 => "allocator",
+        12 => "retention",
+        _ => "unknown rung",
+    }
+}
+
 impl Wall {
     pub const ALL: [Wall; 22] = [
         Wall::CgroupThrottling,

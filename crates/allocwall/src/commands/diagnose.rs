@@ -4,17 +4,18 @@ mod series;
 
 use crate::commands::shared::arms;
 use crate::commands::shared::counting;
-use crate::commands::shared::diagnosis::{Diagnosis, Format, readers};
+use crate::commands::shared::diagnosis::{Diagnosis, Format, extent, readers};
 use crate::commands::shared::options::parse_time;
 use crate::commands::shared::processes::{self, parse_pid};
 use crate::commands::shared::signals::catch_signals;
-use crate::commands::shared::state::new_state_file;
+use crate::commands::shared::state::{RECORDING, new_state_file};
 use crate::commands::shared::usage::usage;
 use crate::commands::trial;
 use crate::printer::Printer;
+use allocwall_diagnose::expected;
 use allocwall_host::launch::{self, Launched};
 use allocwall_measure::allocations::Counting;
-use allocwall_measure::calibrate;
+use allocwall_measure::calibrate::{self, missing};
 use allocwall_measure::file::{self, Part};
 use allocwall_measure::record::{self, DEFAULT_WINDOW, Recorded, Request, Target};
 use allocwall_model::allocations::{Counted, not_counted};
@@ -22,7 +23,7 @@ use allocwall_model::error::Error;
 use allocwall_model::recording::{Ended, Recording};
 use allocwall_model::replay::Replay;
 use allocwall_model::shell::quoted;
-use allocwall_model::units::{Absence, Measured, Reason};
+use allocwall_model::units::{Absence, Measured, Reason, count};
 use allocwall_trial::arm::{self, Arm, TargetFacts};
 use allocwall_trial::predict;
 use allocwall_trial::run::{self, Guard};
@@ -33,8 +34,6 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-
-const SUFFIX: &str = ".allocwall";
 
 #[derive(clap::Args)]
 #[command(
@@ -70,6 +69,10 @@ pub struct Args {
     #[arg(long)]
     json: bool,
 
+    /// Print everything that was measured: all rungs of the ladder, all remedies, call sites, runtimes, counters, limits
+    #[arg(long, conflicts_with_all = ["json", "repeat"])]
+    all: bool,
+
     /// Diagnose N windows, 2 to 500, and give one verdict over them: which walls last, in which windows, and what grew.
     /// The default window is 5s then. Each recording is kept in the state directory, which holds the newest 32. A launched
     /// command runs on between the windows; its end, or Ctrl-C, ends the series, and what was measured is reported
@@ -79,6 +82,11 @@ pub struct Args {
     /// Time from the start of a window to the start of the next one; nothing is recorded between windows [default: 1m]
     #[arg(long, value_name = "TIME", allow_hyphen_values = true, requires = "repeat", value_parser = parse_time)]
     every: Option<Duration>,
+
+    /// After the window, measure no prices of this machine that the predictions need. By default that takes at most 3 s, at idle
+    /// priority, on a CPU that is idle, and ends as soon as other work wants that CPU
+    #[arg(long, conflicts_with_all = ["file", "repeat"])]
+    no_calibrate: bool,
 
     /// Exit with status 1 if a wall was found (`waiting` does not count), or if walls could not be ruled out because
     /// samples or kernel symbols are missing
@@ -196,10 +204,15 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
             }
             replay(&args, &mut recorded, printer);
             let diagnosis = Diagnosis::of(recorded.recording, recorded.path);
-            (diagnosis, recorded.launched)
+            if args.no_calibrate {
+                (diagnosis, recorded.launched)
+            } else {
+                (priced(diagnosis, &args, recorded.launched.as_mut(), printer)?, recorded.launched)
+            }
         }
     };
-    let printed = diagnosis.render(format, printer.style()).and_then(|report| printer.data(&report));
+    let printed =
+        diagnosis.render(format, extent(args.all), printer.style()).and_then(|report| printer.data(&report));
     end(launched.as_mut(), &args, "window", printer);
     printed?;
     // After an interrupt: report what was measured, start nothing new.
@@ -250,6 +263,43 @@ fn replay(args: &Args, recorded: &mut Recorded, printer: &Printer) {
     if let Some(Err(error)) = recorded.path.as_ref().map(|path| file::append(path, &part)) {
         printer.warn(&format!("{error}; the recording was kept without the replay"));
     }
+}
+
+/// The same diagnosis with the prices of this machine that its predictions need. What is measured now becomes part of the
+/// recording. The launched command is ended before: it would need the CPUs.
+fn priced(
+    diagnosis: Diagnosis,
+    args: &Args,
+    launched: Option<&mut Launched>,
+    printer: &Printer,
+) -> anyhow::Result<Diagnosis> {
+    let Diagnosis { recording, verdict, .. } = &diagnosis;
+    let wanted = expected::prices::missing(recording, &verdict.remedies);
+    if wanted.is_empty() || matches!(recording.meta.ended, Ended::Interrupted) {
+        return Ok(diagnosis);
+    }
+    end(launched, args, "window", printer);
+    printer.note(&format!(
+        "measuring {} of this machine for the predictions: at most {} s, at idle priority",
+        count(wanted.len(), "price"),
+        missing::MOST.as_secs()
+    ));
+    let interrupted = catch_signals()?;
+    let Diagnosis { mut recording, file, .. } = diagnosis;
+    recording.prices = match missing::measure(&wanted, &recording.prices, &interrupted) {
+        Ok(found) => {
+            if let Some(why) = found.not_kept {
+                printer.warn(&format!("the prices are not kept for other diagnoses: {why}"));
+            }
+            Ok(found.list)
+        }
+        Err(absence) => Err(absence),
+    };
+    let part = Part::Priced(Box::new(recording.prices.clone()));
+    if let Some(Err(error)) = file.as_ref().map(|path| file::append(path, &part)) {
+        printer.warn(&format!("{error}; the recording was kept without the prices"));
+    }
+    Ok(Diagnosis::of(recording, file))
 }
 
 /// With all allocators and tunables of malloc that this machine has for the command.
@@ -364,7 +414,7 @@ fn record_window(
 
 /// A new name in the state directory. Warns and returns None if the directory cannot be written.
 fn default_output(printer: &Printer) -> Option<PathBuf> {
-    match new_state_file(SUFFIX, printer) {
+    match new_state_file(RECORDING, printer) {
         Ok(path) => Some(path),
         Err(e) => {
             printer.warn(&format!("{e}; the recording is not kept (to keep it: -o FILE)"));

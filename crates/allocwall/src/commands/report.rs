@@ -1,43 +1,82 @@
 //! `allocwall report`: judges a recording again from its file, or reports a saved trial. Starts no program.
 
-use crate::commands::shared::diagnosis::{Diagnosis, Format};
+use crate::commands::shared::diagnosis::{Diagnosis, Format, extent};
+use crate::commands::shared::state::kept_recordings;
 use crate::commands::shared::trial_options::how;
 use crate::commands::shared::usage::usage;
 use crate::output;
 use crate::printer::Printer;
+use allocwall_measure::file;
 use allocwall_report::text::Style;
-use allocwall_report::{trial_csv, trial_json, trial_text};
+use allocwall_report::{recordings, trial_csv, trial_json, trial_text};
 use allocwall_trial::compare::compare;
 use allocwall_trial::journal::{self, Journal};
+use anyhow::{Context, bail};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// A recording that `diagnose` wrote, or a saved trial
-    file: PathBuf,
+    /// A recording that `diagnose` wrote, or a saved trial [default: the newest recording in the state directory]
+    file: Option<PathBuf>,
+    /// List the recordings in the state directory, newest first: time, target, verdict, and the command that reports it
+    #[arg(long, conflicts_with_all = ["file", "format", "json", "output", "all"])]
+    list: bool,
     #[arg(short, long, value_enum, default_value_t = Format::Text)]
     format: Format,
     /// Same as `--format json`
     #[arg(long, conflicts_with = "format")]
     json: bool,
+    /// Text: everything that was measured
+    #[arg(long, conflicts_with = "json")]
+    all: bool,
     /// Write to OUT instead of stdout; only the owner can read the file
     #[arg(short, long, value_name = "OUT")]
     output: Option<PathBuf>,
 }
 
 pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
+    if args.list {
+        return list(printer);
+    }
+    let file = match args.file {
+        Some(file) => file,
+        None => newest(printer)?,
+    };
     let style = if args.output.is_some() { Style::FILE } else { printer.style() };
     let format = if args.json { Format::Json } else { args.format };
-    let report = if journal::is_one(&args.file) {
-        trial(&args.file, format, style, printer)?
+    let report = if journal::is_one(&file) {
+        trial(&file, format, style, printer)?
     } else {
-        Diagnosis::of(allocwall_measure::file::read(&args.file)?, Some(args.file.clone()))
-            .render(format, style)?
+        Diagnosis::of(file::read(&file)?, Some(file.clone())).render(format, extent(args.all), style)?
     };
     match &args.output {
-        Some(path) => output::write(path, report.as_bytes(), Some(&args.file))?,
+        Some(path) => output::write(path, report.as_bytes(), Some(&file))?,
         None => printer.data(&report)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The recording that `diagnose` wrote last under a name of its own.
+fn newest(printer: &Printer) -> anyhow::Result<PathBuf> {
+    let (state, mut kept) = kept_recordings(printer)?;
+    let newest = kept.pop().with_context(|| {
+        format!("{} has no recording: make one with allocwall diagnose, or name a file", state.display())
+    })?;
+    printer.note(&format!("recording: {}", newest.display()));
+    Ok(newest)
+}
+
+/// One entry after the other, because each recording is judged again.
+fn list(printer: &Printer) -> anyhow::Result<ExitCode> {
+    let (state, kept) = kept_recordings(printer)?;
+    if kept.is_empty() {
+        printer.note(&format!("{} has no recording: make one with allocwall diagnose", state.display()));
+    }
+    for path in kept.iter().rev() {
+        let diagnosis = file::read(path).map(|recording| Diagnosis::of(recording, None));
+        let judged = diagnosis.as_ref().map(|d| (&d.recording, &d.verdict)).map_err(ToString::to_string);
+        printer.data(&recordings::entry(judged, &path.to_string_lossy(), printer.style()))?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -6,7 +6,7 @@ use allocwall_diagnose::bill::{self, Bill};
 use allocwall_measure::reading::Readers;
 use allocwall_model::recording::Recording;
 use allocwall_model::units::Absence;
-use allocwall_report::text::Style;
+use allocwall_report::text::{Extent, Style};
 use allocwall_report::{collapsed, flamegraph, json, text};
 use std::path::{Path, PathBuf};
 
@@ -22,6 +22,11 @@ pub enum Format {
     Collapsed,
     /// Trials only: one row for each comparison
     Csv,
+}
+
+/// That of the option `--all`.
+pub fn extent(all: bool) -> Extent {
+    if all { Extent::All } else { Extent::Brief }
 }
 
 /// A recording with its bill and its verdict.
@@ -40,12 +45,13 @@ impl Diagnosis {
         Diagnosis { recording, bill, verdict, file }
     }
 
-    pub fn render(&self, format: Format, style: Style) -> anyhow::Result<String> {
+    /// `extent` is that of the text. The other formats are always complete.
+    pub fn render(&self, format: Format, extent: Extent, style: Style) -> anyhow::Result<String> {
         let Diagnosis { recording, bill, verdict, file } = self;
         // A path that is not UTF-8 cannot be copied from a terminal, so it is left out.
         let file = file.as_deref().and_then(Path::to_str);
         Ok(match format {
-            Format::Text => text::diagnosis(recording, bill, verdict, file, style),
+            Format::Text => text::diagnosis(recording, bill, verdict, file, extent, style),
             Format::Json => json::document(recording, bill, verdict),
             Format::Collapsed => collapsed::stacks(recording),
             Format::Flamegraph => flamegraph::svg(recording, bill).map_err(absent)?,

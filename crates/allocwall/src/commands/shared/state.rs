@@ -5,6 +5,9 @@ use crate::printer::Printer;
 use allocwall_host::own::{self, Kind};
 use std::path::{Path, PathBuf};
 
+/// What the names of recordings end in.
+pub const RECORDING: &str = ".allocwall";
+
 /// Recordings kept in the state directory. Older ones are removed if allocwall chose their names.
 const KEPT: usize = 32;
 
@@ -17,10 +20,25 @@ pub fn new_state_file(suffix: &str, printer: &Printer) -> anyhow::Result<PathBuf
     Ok(state.join(format!("{now}-{}{suffix}", std::process::id())))
 }
 
-/// Names start with the time in milliseconds, so sorting by name sorts by age.
 fn prune(state: &Path, suffix: &str) {
+    let kept = kept(state, suffix);
+    for path in &kept[..kept.len().saturating_sub(KEPT - 1)] {
+        let _ = std::fs::remove_file(path);
+    }
+}
+
+/// The folder of the recordings whose names allocwall chose, and the recordings, oldest first.
+pub fn kept_recordings(printer: &Printer) -> anyhow::Result<(PathBuf, Vec<PathBuf>)> {
+    let state = arms::own_folder(Kind::State, printer)?;
+    let kept = kept(&state, RECORDING);
+    Ok((state, kept))
+}
+
+/// Files of this kind, oldest first. Names start with the time in milliseconds, and this number of digits stays the same until
+/// the year 2286.
+fn kept(state: &Path, suffix: &str) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(state) else {
-        return;
+        return vec![];
     };
     let mut named: Vec<PathBuf> = entries
         .flatten()
@@ -36,8 +54,5 @@ fn prune(state: &Path, suffix: &str) {
         })
         .collect();
     named.sort();
-    let old = named.len().saturating_sub(KEPT - 1);
-    for path in &named[..old] {
-        let _ = std::fs::remove_file(path);
-    }
+    named
 }
