@@ -42,18 +42,23 @@ fn suggesting(mut error: Error, verbs: &[String]) -> Error {
     error
 }
 
+/// clap keeps names for as long as the program runs. This is for two verbs that end soon.
+fn kept(name: &str) -> &'static str {
+    Box::leak(name.into())
+}
+
 /// A command without its hidden verbs, for completions and manual pages.
 pub fn without_hidden(command: &Command) -> Command {
     let verbs: Vec<Command> = shown_verbs(command).map(without_hidden).collect();
     if verbs.is_empty() {
         return command.clone();
     }
-    let mut shown = Command::new(command.get_name().to_owned())
+    let mut shown = Command::new(kept(command.get_name()))
         .subcommand_required(command.is_subcommand_required_set())
         .args(command.get_arguments().cloned())
         .subcommands(verbs);
     if let Some(version) = command.get_version() {
-        shown = shown.version(version.to_owned());
+        shown = shown.version(kept(version));
     }
     if let Some(about) = command.get_about() {
         shown = shown.about(about.clone());

@@ -17,7 +17,7 @@ use allocwall_trial::journal::Head;
 use allocwall_trial::run::{self, Start};
 use allocwall_trial::session;
 use allocwall_trial::{BASELINES, Design, Settings, TrialResult, plan};
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, bail};
 use serde_json::{Value, json};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

@@ -14,7 +14,7 @@ use allocwall_lab::experiments::{
     EXPERIMENTS, Experiment, Settings, all_incidents, charts, find, json, text, unknown_arm,
 };
 use allocwall_trial::session;
-use anyhow::{Context, anyhow};
+use anyhow::Context;
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Args as _, Command, FromArgMatches, Subcommand};
 use std::path::PathBuf;
