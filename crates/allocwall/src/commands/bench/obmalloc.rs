@@ -313,6 +313,7 @@ impl Bench<'_> {
             figures: obmalloc::figures()?,
             events: hardware::OF_MEMORY,
             fine: vec![],
+            prepare: None,
             interrupted: self.interrupted,
         })
     }
@@ -345,6 +346,7 @@ impl Bench<'_> {
         let text = |word: &OsString| word.to_string_lossy().into_owned();
         let planned = self.blocks(arms.len());
         let design = Design {
+            left_out: vec![],
             settings: Settings {
                 seed: self.seed,
                 effect: plan::DEFAULT_EFFECT,

@@ -482,6 +482,7 @@ impl Bench<'_> {
         let default = if args.sweep { 5 } else { plan::default_blocks(ways.len(), family) };
         let planned = args.blocks.map_or(default, |blocks| blocks as usize);
         Design {
+            left_out: vec![],
             settings: Settings {
                 seed: self.seed.wrapping_add(number as u64),
                 effect: plan::DEFAULT_EFFECT,

@@ -7,6 +7,7 @@ pub mod experiments;
 pub mod ground;
 pub mod options;
 pub mod progress;
+pub mod serving;
 pub mod signals;
 pub mod state;
 pub mod trial_options;
