@@ -649,7 +649,10 @@ mod tests {
         let few = line(&short).unwrap_or_default();
         assert!(few.contains("% by the medians, without an interval"), "{few}");
         // No run of A succeeded.
-        short.summaries[0].medians.values_mut().for_each(|v| *v = Err(Absence::new(Reason::TooLittle, "no run")));
+        short.summaries[0]
+            .medians
+            .values_mut()
+            .for_each(|v| *v = Err(Absence::new(Reason::TooLittle, "no run")));
         assert!(line(&short).unwrap_or_default().contains("not measured (1 block is usable)"));
         // The twin: without remedies the verdict is the control.
         assert_eq!(line(&sketches::baseline_alone()), None);

@@ -286,10 +286,15 @@ fn free_part(text: &str, remedy: &'static Remedy, settings: Vec<Setting>) -> Res
 
 fn unknown(key: &str) -> Refusal {
     if key.is_empty() {
-        return Refusal::asked("the name of a remedy is empty: `allocwall list` shows all remedies".to_owned());
+        return Refusal::asked(
+            "the name of a remedy is empty: `allocwall list` shows all remedies".to_owned(),
+        );
     }
     if let Some(known) = tunables::find(key) {
-        return Refusal::asked(format!("no remedy {key}; to set the tunable, use glibc:{}=VALUE", known.name));
+        return Refusal::asked(format!(
+            "no remedy {key}; to set the tunable, use glibc:{}=VALUE",
+            known.name
+        ));
     }
     Refusal::asked(format!("no remedy {key}{}; `allocwall list` shows all remedies", hint(key, names())))
 }

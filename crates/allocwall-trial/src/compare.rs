@@ -291,7 +291,10 @@ fn what_it_takes(blocks: usize, needed: usize) -> String {
     if needed <= plan::MOST_BLOCKS {
         format!("about {needed} blocks would decide; {noise}")
     } else {
-        format!("more blocks can't decide: about {needed} are needed, a trial has at most {}; {noise}", plan::MOST_BLOCKS)
+        format!(
+            "more blocks can't decide: about {needed} are needed, a trial has at most {}; {noise}",
+            plan::MOST_BLOCKS
+        )
     }
 }
 

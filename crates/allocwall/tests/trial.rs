@@ -783,7 +783,8 @@ fn an_arm_whose_library_is_missing_is_left_out_and_a_wrong_name_ends_the_trial()
     assert_eq!(output.status.code(), Some(0), "{}", talk(&output));
     assert!(talk(&output).contains("warning: left out: mimalloc@99: "), "{}", talk(&output));
     let document: Value = serde_json::from_slice(&output.stdout).expect("a document");
-    let names: Vec<&Value> = document["arms"].as_array().expect("a list").iter().map(|arm| &arm["name"]).collect();
+    let names: Vec<&Value> =
+        document["arms"].as_array().expect("a list").iter().map(|arm| &arm["name"]).collect();
     assert_eq!(names, ["A", "A′", "env:A=1"]);
     assert_eq!(document["left_out"][0]["name"], "mimalloc@99");
     assert_eq!(lines(&file, "trial")[0]["options"]["with"], serde_json::json!(["env:A=1"]));
@@ -814,7 +815,8 @@ fn a_preparation_runs_before_each_run_and_is_not_measured() {
     let command = format!("rm '{fresh}'");
     let arguments = ["-w", "env:SLOW=1", "--blocks", "1", "--json", "--prepare", &prepare];
     let output = place.quick(&[&arguments[..], &["--", "sh", "-c", &command]].concat());
-    let document: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", talk(&output)));
+    let document: Value =
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", talk(&output)));
     for arm in document["arms"].as_array().expect("a list") {
         assert_eq!(arm["failures"], serde_json::json!([]), "{arm}");
         let wall = arm["medians"].as_array().and_then(|all| all.iter().find(|m| m["metric"] == "wall_s"));
@@ -832,7 +834,16 @@ fn a_preparation_runs_before_each_run_and_is_not_measured() {
     fs::remove_file(&count).expect("the runs were counted");
     let later = format!("test $(cat '{count}' | wc -l) -lt 7");
     let output = place.quick(&[
-        "-w", "env:A=1", "--blocks", "4", "--prepare", &format!("touch '{count}'; {later}"), "--", "sh", "-c", &script,
+        "-w",
+        "env:A=1",
+        "--blocks",
+        "4",
+        "--prepare",
+        &format!("touch '{count}'; {later}"),
+        "--",
+        "sh",
+        "-c",
+        &script,
     ]);
     // One block is done, which is reported.
     assert_eq!(output.status.code(), Some(1), "{}", talk(&output));
@@ -846,9 +857,11 @@ fn warm_up_runs_are_not_counted() {
     let runs = |options: &[&str]| {
         let count = place.at("count");
         let script = format!("echo run >> '{count}'");
-        let arguments = [&["-w", "env:A=1", "--blocks", "2"][..], options, &["--", "sh", "-c", &script]].concat();
+        let arguments =
+            [&["-w", "env:A=1", "--blocks", "2"][..], options, &["--", "sh", "-c", &script]].concat();
         let document = place.json(&arguments);
-        let counted = document["arms"].as_array().expect("a list").iter().filter_map(|arm| arm["runs"].as_u64());
+        let counted =
+            document["arms"].as_array().expect("a list").iter().filter_map(|arm| arm["runs"].as_u64());
         let all = fs::read_to_string(&count).expect("the runs").lines().count();
         fs::remove_file(&count).expect("the runs were counted");
         (counted.sum::<u64>(), all)

@@ -2268,11 +2268,7 @@ mod tests {
             (Library::Mimalloc, [None, Some("libmimalloc2.0"), Some("libmimalloc3")]),
             (
                 Library::Tcmalloc,
-                [
-                    Some("libtcmalloc-minimal4"),
-                    Some("libtcmalloc-minimal4"),
-                    Some("libtcmalloc-minimal4t64"),
-                ],
+                [Some("libtcmalloc-minimal4"), Some("libtcmalloc-minimal4"), Some("libtcmalloc-minimal4t64")],
             ),
             (Library::TcmallocPercpu, [None; 3]),
             (Library::Glibc, [None; 3]),

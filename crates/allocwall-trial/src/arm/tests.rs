@@ -956,7 +956,11 @@ fn the_package_that_is_named_has_the_library_of_this_name_on_this_release() {
         ("tcmalloc", Ok(13), "(sudo apt install libtcmalloc-minimal4t64)"),
         ("tcmalloc", other(), "install it (Debian: libtcmalloc-minimal4)"),
         ("tcmalloc-percpu", Ok(12), "no known package has it"),
-        ("jemalloc@5.2", Ok(12), "one of version 5.2 (sudo apt install libjemalloc2, if it has this version)"),
+        (
+            "jemalloc@5.2",
+            Ok(12),
+            "one of version 5.2 (sudo apt install libjemalloc2, if it has this version)",
+        ),
         ("jemalloc@bundled", Ok(12), "use jemalloc@system (sudo apt install libjemalloc2)"),
     ] {
         let line = line(arm, debian);

@@ -168,8 +168,11 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     printed?;
     // After an interrupt: report what was measured, start nothing new.
     let interrupted = matches!(diagnosis.recording.meta.ended, Ended::Interrupted);
-    let tried =
-        if args.verify && !interrupted { verify(&args, load, &diagnosis, printer)? } else { ExitCode::SUCCESS };
+    let tried = if args.verify && !interrupted {
+        verify(&args, load, &diagnosis, printer)?
+    } else {
+        ExitCode::SUCCESS
+    };
     let Diagnosis { recording, bill, verdict, .. } = &diagnosis;
     let unsampled = bill.on_cpu.is_err();
     let unmeasured = unsampled
@@ -233,7 +236,12 @@ fn replayed(args: &Args, counted: &Counted, printer: &Printer) -> anyhow::Result
 /// How many of the offered remedies --verify tries, of those that a trial can apply when it starts the command.
 const TRIED: usize = 3;
 
-fn verify(args: &Args, load: Option<Options>, diagnosis: &Diagnosis, printer: &Printer) -> anyhow::Result<ExitCode> {
+fn verify(
+    args: &Args,
+    load: Option<Options>,
+    diagnosis: &Diagnosis,
+    printer: &Printer,
+) -> anyhow::Result<ExitCode> {
     let named = diagnosis
         .verdict
         .remedies

@@ -159,7 +159,11 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         printer.warn(&format!("--fail-on was not judged for {}, which was left out", left_out.join(", ")));
     }
     let cut_off = failed.is_some() || (!gates.is_empty() && interrupted.load(Ordering::Relaxed));
-    Ok(if measured && met.is_empty() && !cut_off && !is_unjudged { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if measured && met.is_empty() && !cut_off && !is_unjudged {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 /// The earlier trial's options and command, with the new options that may change: length, gates and output.
@@ -539,12 +543,7 @@ impl Trial<'_> {
     }
 
     fn serving(&self) -> Serving<'_> {
-        Serving {
-            options: &self.args.options,
-            printer: self.printer,
-            keeper: self.keeper,
-            seed: self.seed,
-        }
+        Serving { options: &self.args.options, printer: self.printer, keeper: self.keeper, seed: self.seed }
     }
 
     /// Sets the request rates of --load, and returns them. A continued trial keeps its earlier rates.
@@ -590,12 +589,15 @@ impl Trial<'_> {
 
     /// The metrics before any run, as far as they are known.
     fn known_metrics(&self, kind: &Kind) -> Vec<Metric> {
-        let reading = |figure: &Figure| Reading::new(figure.name.clone(), 0.0, ReadingUnit::Plain, figure.better);
+        let reading =
+            |figure: &Figure| Reading::new(figure.name.clone(), 0.0, ReadingUnit::Plain, figure.better);
         let metrics = match kind {
             Kind::Batch(batch) => batch::metrics(&batch.figures.iter().map(reading).collect::<Vec<_>>()),
             Kind::Server(server) => {
                 let readings = match &server.load {
-                    Load::Command { read: Read::Figures(figures), .. } => figures.iter().map(reading).collect(),
+                    Load::Command { read: Read::Figures(figures), .. } => {
+                        figures.iter().map(reading).collect()
+                    }
                     _ => vec![],
                 };
                 server::metrics(server, &Ran { readings, ..Ran::default() })
@@ -786,9 +788,9 @@ impl Trial<'_> {
                     keep: false,
                     talk: Talk::Nowhere,
                 };
-                prepared.map_err(Into::into).and_then(|()| {
-                    self.diagnosed(target, record::DEFAULT_WINDOW, self.interrupted)
-                })
+                prepared
+                    .map_err(Into::into)
+                    .and_then(|()| self.diagnosed(target, record::DEFAULT_WINDOW, self.interrupted))
             }
             Kind::Server(server) => server
                 .under_observation(0, |pid, over| self.diagnosed(Target::Pids(vec![pid]), window, over))

@@ -29,12 +29,7 @@ pub fn record(args: &Args, load: &mut Options, printer: &Printer) -> anyhow::Res
     let ground = Ground::new("allocwall-diagnose-", printer)?;
     let window = args.duration.unwrap_or(DEFAULT_WINDOW);
     let during = Options { load_time: Some(Time(window)), ..load.clone() };
-    let serving = Serving {
-        options: &during,
-        printer,
-        keeper: &ground.keeper,
-        seed: clock::unix_ms(),
-    };
+    let serving = Serving { options: &during, printer, keeper: &ground.keeper, seed: clock::unix_ms() };
     let start = Start::new(args.command.clone(), during.timeout());
     let server = Prepared { start, expects: vec![], first: FirstRun::default() };
     let mut server = serving.server(vec![server], vec![], None, &interrupted)?;

@@ -74,8 +74,7 @@ impl<'a> Progress<'a> {
                     self.estimate = estimate(&compare(design, blocks));
                 } else if self.is_due() {
                     let done = blocks.len();
-                    let line =
-                        format!("block {done}{} is done{}", self.of_planned(), self.left(done as f64));
+                    let line = format!("block {done}{} is done{}", self.of_planned(), self.left(done as f64));
                     self.printer.note(&line);
                 }
             }

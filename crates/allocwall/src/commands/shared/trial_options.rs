@@ -391,7 +391,12 @@ mod tests {
         &[&[], &["--body", "a file"]],
         &[&[], &["--at", "50%,70"], &["--at", "12.5%", "--at", "1000%"], &["--rate", "0.5"]],
         &[&[], &["--arrivals", "constant"], &["--arrivals", "poisson"]],
-        &[&[], &["--load-time", "500ms", "--warm-up", "0.5s"], &["--load-time", "0.0001s"], &["--warm-up", "3"]],
+        &[
+            &[],
+            &["--load-time", "500ms", "--warm-up", "0.5s"],
+            &["--load-time", "0.0001s"],
+            &["--warm-up", "3"],
+        ],
         &[&[], &["--prepare", "rm -rf 'a b'"]],
         &[&[], &["--connections", "10000"], &["--first", "1000000"]],
         &[&[], &["--rest", "1s,2.5s", "--rest", "1m"]],

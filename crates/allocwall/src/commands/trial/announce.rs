@@ -35,14 +35,17 @@ impl Plan<'_> {
         let block = format!("a block runs every arm once, in random order ({arms} runs)");
         let plan = match self.length {
             Length::Blocks(count) => {
-                let done = if self.done > 0 { format!(", {} of them done", self.done) } else { String::new() };
+                let done =
+                    if self.done > 0 { format!(", {} of them done", self.done) } else { String::new() };
                 let runs = (count.saturating_sub(self.done)) * arms;
                 format!("{count} blocks{done}: {runs} runs; {block}")
             }
             Length::Budget(budget) => {
                 format!("as many blocks as fit into {}; {block}", roughly(budget.as_secs_f64()))
             }
-            Length::Effect(_) => format!("the first {PILOT} blocks or more show the noise and so the number; {block}"),
+            Length::Effect(_) => {
+                format!("the first {PILOT} blocks or more show the noise and so the number; {block}")
+            }
         };
         let mut lines = vec![format!("arms: {}", named.join(", ")), format!("plan: {before}; then {plan}")];
         lines.push(format!("result: {}", self.resolves()));
