@@ -101,7 +101,7 @@ fn a_load_needs_a_server_that_is_started() {
     let place = Place::new();
     for (options, words) in [
         (&["--load", "http://127.0.0.1:1/", "-p", "1"][..], "--load"),
-        (&["--load", "http://127.0.0.1:1/"], "--load"),
+        (&["--load", "http://127.0.0.1:1/"], "CMD"),
         (&["--load-cmd", "wrk"], "--ready"),
         (&["--load", "http://127.0.0.1:1/", "--load-cmd", "wrk"], "--load-cmd"),
     ] {

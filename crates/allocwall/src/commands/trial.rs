@@ -275,7 +275,7 @@ impl Trial<'_> {
             _ => (self.path()?, None),
         };
         let mut kind = self.kind(std::mem::take(&mut resolved.prepared))?;
-        self.announce(&kind, &resolved, earlier.as_ref());
+        let announced = self.announce(&kind, &resolved, earlier.as_ref());
         let rates = self.rates(&mut kind, earlier.as_ref().map(|earlier| &earlier.head.rates[..]))?;
         // A continued trial keeps its predictions.
         let mut counts = if earlier.is_none() { self.counts(&resolved.arms) } else { Err(not_counted()) };
@@ -292,7 +292,7 @@ impl Trial<'_> {
             }
             _ => {
                 let metrics = self.metrics(&kind, &first)?;
-                self.estimate(&metrics, resolved.names.len(), block_s);
+                self.estimate(announced, &metrics, block_s);
                 let predicted = self.predicted(&mut kind, &resolved.arms, &metrics, counts);
                 if self.stopped() {
                     return self.stopped_early(None);
@@ -338,9 +338,18 @@ impl Trial<'_> {
         metrics.into_iter().map(|m| Metric { primary: m.primary || gated(&m), ..m }).collect()
     }
 
-    /// Says how long the blocks will take, by the first runs.
-    fn estimate(&self, metrics: &[Metric], arms: usize, block_s: f64) {
-        match self.length(arms, plan::family(arms, metrics)) {
+    /// Says how long the blocks will take, by the first runs. If only these showed how many metrics there are, the plan is checked
+    /// again.
+    fn estimate(&self, announced: Plan, metrics: &[Metric], block_s: f64) {
+        let arms = announced.names.len();
+        let family = plan::family(arms, metrics);
+        let length = self.length(arms, family);
+        if family > announced.family
+            && let Some(warning) = (Plan { family, length, ..announced }).warning()
+        {
+            self.printer.warn(&warning);
+        }
+        match length {
             Length::Blocks(count) => self.printer.note(&estimated_time(count, block_s, "about")),
             Length::Budget(_) | Length::Effect(_) => {
                 self.printer.note(&format!("time: about {block_s:.1} s for one block"));
@@ -559,7 +568,7 @@ impl Trial<'_> {
     }
 
     /// Says what will be run, how long it takes if that is known, and what it can show.
-    fn announce(&self, kind: &Kind, resolved: &Resolved, earlier: Option<&Journal>) {
+    fn announce<'r>(&self, kind: &Kind, resolved: &'r Resolved, earlier: Option<&Journal>) -> Plan<'r> {
         let options = &self.args.options;
         let arms = resolved.names.len();
         let family = match earlier {
@@ -585,6 +594,7 @@ impl Trial<'_> {
         if let Some(warning) = plan.warning() {
             self.printer.warn(&warning);
         }
+        plan
     }
 
     /// The metrics before any run, as far as they are known.

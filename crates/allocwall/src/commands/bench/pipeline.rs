@@ -2,7 +2,7 @@
 
 use crate::commands::shared::arms;
 use crate::commands::shared::ground::Ground;
-use crate::commands::shared::progress::Progress;
+use crate::commands::shared::progress::{Outlook, Progress};
 use crate::commands::shared::signals::{USAGE, catch_signals};
 use crate::output;
 use crate::printer::Printer;
@@ -19,7 +19,7 @@ use allocwall_trial::account::Room;
 use allocwall_trial::arm::{Arm, Inventory, TargetFacts};
 use allocwall_trial::batch::{Fresh, Prepared};
 use allocwall_trial::compare::compare;
-use allocwall_trial::conduct::End;
+use allocwall_trial::conduct::{End, Event};
 use allocwall_trial::run::{Output, Start};
 use allocwall_trial::session;
 use allocwall_trial::{Design, Settings, plan};
@@ -531,10 +531,14 @@ impl Bench<'_> {
         let head = session::head(vec!["allocwall bench pipeline".into()], design, &first);
         let mut runs =
             Runs { once, variants: ways.iter().map(|way| way.variant.key()).collect(), results: vec![] };
-        let mut progress = Progress::new(self.printer);
+        let mut progress =
+            Progress::of(self.printer, Outlook { planned: Some(planned), ..Outlook::default() });
         let path = proofs.join("blocks.trial");
         let ran = session::run_planned(head, &path, &mut runs, self.interrupted, &mut |event| {
-            progress.show(event);
+            // The bench has one length for all machines: what it resolves is in its results.
+            if !matches!(event, Event::NoiseKnown { .. }) {
+                progress.show(event);
+            }
         });
         drop(progress);
         let (journal, end) = ran?;

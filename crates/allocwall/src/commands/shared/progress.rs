@@ -40,10 +40,6 @@ struct Began {
 }
 
 impl<'a> Progress<'a> {
-    pub fn new(printer: &'a Printer) -> Progress<'a> {
-        Progress::of(printer, Outlook::default())
-    }
-
     pub fn of(printer: &'a Printer, outlook: Outlook) -> Progress<'a> {
         Progress { printer, outlook, estimate: String::new(), began: None, told_ns: monotonic_ns() }
     }
@@ -66,10 +62,6 @@ impl<'a> Progress<'a> {
                 }
             }
             Event::BlockFinished { design, blocks } => {
-                // Without a plan, the design has only a provisional number.
-                if self.outlook.budget.is_none() && self.outlook.planned.is_some() {
-                    self.outlook.planned = Some(design.settings.planned);
-                }
                 if self.printer.progress() {
                     self.estimate = estimate(&compare(design, blocks));
                 } else if self.is_due() {
