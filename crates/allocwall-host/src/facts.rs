@@ -117,6 +117,25 @@ impl Machine {
         chosen(&text).map(str::to_owned).ok_or_else(|| file::unparsable(&path.display(), text.as_bytes()))
     }
 
+    /// The release of Debian, 12 for bookworm (os-release(5)).
+    ///
+    /// # Errors
+    /// `NotApplicable`: another distribution, or a release without a number (testing).
+    pub fn debian_release(&self) -> Measured<u32> {
+        let path = self.path("/etc/os-release");
+        let text = file::read(&path, |bytes| Ok(String::from_utf8_lossy(bytes).into_owned()))?;
+        let value = |name: &str| {
+            let of = |line: &str| line.strip_prefix(name)?.strip_prefix('=').map(str::to_owned);
+            let quoted = text.lines().find_map(of)?;
+            Some(quoted.trim().trim_matches(['"', '\'']).to_owned())
+        };
+        let is_debian = value("ID").is_some_and(|id| id == "debian");
+        let release = value("VERSION_ID").and_then(|version| version.parse().ok());
+        release
+            .filter(|_| is_debian)
+            .ok_or_else(|| Absence::new(Reason::NotApplicable, "this is no numbered release of Debian"))
+    }
+
     /// Whether the guest reports its free pages to the host. The balloon device negotiates it: feature bit 5
     /// (VIRTIO_BALLOON_F_REPORTING, Virtio 1.2 section 5.5.3), the sixth digit of `features` in sysfs.
     /// Hyper-V uses hv_balloon for the same, which does not show its state.

@@ -589,6 +589,7 @@ mod tests {
             }
         };
         let design = Design {
+            left_out: vec![],
             arms: session::arms(["A", "A′", "thp"], vec![]),
             metrics: metrics(),
             settings: Settings { seed: 1, effect: plan::DEFAULT_EFFECT, planned: 6, looks: vec![6] },

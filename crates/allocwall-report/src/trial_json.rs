@@ -23,6 +23,7 @@ pub fn value(outcome: &TrialResult, command: &[String]) -> Value {
         "baseline": list(&outcome.baseline, |c| comparison(outcome, c)),
         "warnings": outcome.warnings,
         "metrics": list(&outcome.design.metrics, metric),
+        "left_out": list(&outcome.design.left_out, |arm| json!({ "name": arm.name, "why": arm.why })),
         "arms": Value::Array((0..outcome.design.arms.len()).map(|nth| arm(outcome, nth)).collect()),
         "blocks": outcome.blocks,
         "settings": {

@@ -29,6 +29,7 @@ pub fn trial(outcome: &TrialResult, command: &[String], options: Option<&[String
     for arm in BASELINES..outcome.design.arms.len() {
         remedy(&mut page, outcome, arm);
     }
+    left_out(&mut page, outcome);
     next(&mut page, outcome, command, options);
     page.out
 }
@@ -101,10 +102,55 @@ fn verdict(page: &mut Page, outcome: &TrialResult) {
         (_, true) => Ink::Bad,
         _ => Ink::Plain,
     };
-    let text = if sentences.is_empty() { "No comparison was made.".to_string() } else { sentences.join(" ") };
-    page.hang("VERDICT", Ink::Heading, 9, &text, ink);
+    if sentences.is_empty() {
+        sentences.push("No comparison was made.".to_string());
+    }
+    let left_out: Vec<String> = outcome.design.left_out.iter().map(|arm| terminal(&arm.name)).collect();
+    if !left_out.is_empty() {
+        sentences.push(format!("Not tried: {}.", left_out.join(", ")));
+    }
+    page.hang("VERDICT", Ink::Heading, 9, &sentences.join(" "), ink);
+    control(page, outcome);
     for warning in &outcome.warnings {
         page.wrapped(9, warning, Ink::Warn);
+    }
+}
+
+/// What the trial finds between two arms that are the same: how far its effects can be trusted. In a trial without remedies
+/// this is the verdict.
+fn control(page: &mut Page, outcome: &TrialResult) {
+    if outcome.design.arms.len() <= BASELINES {
+        return;
+    }
+    let primary = outcome.baseline.iter().filter(|c| is_primary(outcome, c));
+    let shown: Vec<String> = primary.map(|c| control_of(outcome, c)).collect();
+    if !shown.is_empty() {
+        let text = format!("A′ against A, the same command: {}.", shown.join("; "));
+        page.hang("CONTROL", Ink::Heading, 9, &text, Ink::Plain);
+    }
+}
+
+fn control_of(outcome: &TrialResult, c: &Comparison) -> String {
+    let title = title(outcome, c);
+    let median = |arm: usize| outcome.summaries[arm].medians.get(&c.metric)?.as_ref().ok().copied();
+    match (&c.effect, median(0), median(1)) {
+        (Ok(effect), ..) => {
+            format!("{title} {} ({}, {})", change(effect.point), range(*effect), c.outcome.key())
+        }
+        (Err(_), Some(first), Some(second)) if first > 0.0 && second > 0.0 => {
+            format!("{title} {} by the medians, without an interval", change(second / first - 1.0))
+        }
+        (Err(absence), ..) => format!("{title} not measured ({})", elide_end(&absence.detail, WHY_SHOWN)),
+    }
+}
+
+fn left_out(page: &mut Page, outcome: &TrialResult) {
+    if outcome.design.left_out.is_empty() {
+        return;
+    }
+    page.section("NOT TRIED", "arms that were asked for; the trial went on without them");
+    for arm in &outcome.design.left_out {
+        page.wrapped(2, &terminal(&arm.why), Ink::Warn);
     }
 }
 
@@ -534,6 +580,7 @@ mod tests {
     use super::super::trial_sketches as sketches;
     use super::*;
     use allocwall_model::units::Absence;
+    use allocwall_trial::LeftOut;
     use proptest::prelude::*;
 
     fn command() -> Vec<String> {
@@ -582,6 +629,43 @@ mod tests {
         ] {
             assert!(page.contains(line), "{page}");
         }
+    }
+
+    #[test]
+    fn the_control_is_always_shown() {
+        let line = |outcome: &TrialResult| {
+            let page = printed(outcome, 100);
+            let at = page.find("\nCONTROL")?;
+            Some(page[at..].trim_start().lines().next().unwrap_or_default().to_string())
+        };
+        let decided = line(&sketches::one_better()).unwrap_or_default();
+        assert!(decided.starts_with("CONTROL  A′ against A, the same command: "), "{decided}");
+        assert!(decided.contains(" % ("), "{decided}");
+        // Too few blocks for an interval.
+        let mut short = sketches::one_better();
+        for c in &mut short.baseline {
+            c.effect = Err(Absence::new(Reason::TooLittle, "1 block is usable"));
+        }
+        let few = line(&short).unwrap_or_default();
+        assert!(few.contains("% by the medians, without an interval"), "{few}");
+        // No run of A succeeded.
+        short.summaries[0]
+            .medians
+            .values_mut()
+            .for_each(|v| *v = Err(Absence::new(Reason::TooLittle, "no run")));
+        assert!(line(&short).unwrap_or_default().contains("not measured (1 block is usable)"));
+        // The twin: without remedies the verdict is the control.
+        assert_eq!(line(&sketches::baseline_alone()), None);
+    }
+
+    #[test]
+    fn an_arm_that_was_left_out_is_named_with_its_reason() {
+        let mut outcome = sketches::one_better();
+        assert!(!printed(&outcome, 100).to_lowercase().contains("not tried"));
+        let why = "tcmalloc: this machine has no such library";
+        outcome.design.left_out = vec![LeftOut { name: "tcmalloc".to_string(), why: why.to_string() }];
+        let page = printed(&outcome, 100);
+        assert!(page.contains(" Not tried: tcmalloc.") && page.contains(&format!("\n  {why}\n")), "{page}");
     }
 
     #[test]

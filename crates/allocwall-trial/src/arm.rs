@@ -19,7 +19,21 @@ use std::path::PathBuf;
 
 /// Why allocwall refuses an arm: one line that also says what to do instead.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal(pub String);
+pub struct Refusal(pub String, pub Cause);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// No machine could do it: a wrong name or value, or a remedy for another kind of program.
+    Asked,
+    /// This machine, or the interpreter, lacks something that can be installed or switched on. Other arms can still be tried.
+    Lacking,
+}
+
+impl Refusal {
+    fn asked(line: impl Into<String>) -> Refusal {
+        Refusal(line.into(), Cause::Asked)
+    }
+}
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -30,7 +44,11 @@ impl fmt::Display for Refusal {
 impl std::error::Error for Refusal {}
 
 fn refuse<T>(line: impl Into<String>) -> Result<T, Refusal> {
-    Err(Refusal(line.into()))
+    Err(Refusal::asked(line))
+}
+
+fn lacking<T>(line: impl Into<String>) -> Result<T, Refusal> {
+    Err(Refusal(line.into(), Cause::Lacking))
 }
 
 /// Remedies that are applied together. [`resolve`](Arm::resolve) checks whether they fit this machine and a command.
@@ -188,7 +206,7 @@ fn pages_of(kind: AllocatorKind, pages: Pages) -> Result<Change, Refusal> {
     let row = PAGES.iter().find(|row| row.0 == kind && row.1 == pages);
     row.map(|row| row.2).ok_or_else(|| {
         let kinds: Vec<&str> = PAGES.iter().filter(|row| row.1 == pages).map(|row| row.0.title()).collect();
-        Refusal(format!(
+        Refusal::asked(format!(
             "{} has no setting for {}; these allocators have one: {}",
             kind.title(),
             match pages {
@@ -268,12 +286,17 @@ fn free_part(text: &str, remedy: &'static Remedy, settings: Vec<Setting>) -> Res
 
 fn unknown(key: &str) -> Refusal {
     if key.is_empty() {
-        return Refusal("the name of a remedy is empty: `allocwall list` shows all remedies".to_owned());
+        return Refusal::asked(
+            "the name of a remedy is empty: `allocwall list` shows all remedies".to_owned(),
+        );
     }
     if let Some(known) = tunables::find(key) {
-        return Refusal(format!("no remedy {key}; to set the tunable, use glibc:{}=VALUE", known.name));
+        return Refusal::asked(format!(
+            "no remedy {key}; to set the tunable, use glibc:{}=VALUE",
+            known.name
+        ));
     }
-    Refusal(format!("no remedy {key}{}; `allocwall list` shows all remedies", hint(key, names())))
+    Refusal::asked(format!("no remedy {key}{}; `allocwall list` shows all remedies", hint(key, names())))
 }
 
 fn source(remedy: &Remedy, given: Option<&str>, wrong_mark: bool) -> Result<Source, Refusal> {

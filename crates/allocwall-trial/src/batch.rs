@@ -7,6 +7,7 @@ use super::conduct::{Ran, Subject};
 use super::huge::PageSampler;
 use super::load::metric::Figure;
 use super::load::{Better, Reading, Unit as ReadingUnit};
+use super::prepare::Prepare;
 use super::proof::{self, Bindings, FirstRun, Seen};
 use super::run::{self, Exit, Family, Finished, MemorySample, Running, Start, Tail};
 use super::{Direction, Metric, ProofItem, Unit};
@@ -149,6 +150,8 @@ pub struct Batch<'a> {
     pub events: &'static [(&'static str, Encoding)],
     /// Nonzero exit codes that are not failures.
     pub fine: Vec<i32>,
+    /// Runs before each run.
+    pub prepare: Option<Prepare>,
     pub interrupted: &'a AtomicBool,
 }
 
@@ -233,7 +236,10 @@ pub trait Fresh {
                 let bindings = reader.map(|reader| reader.and_then(Reader::finish));
                 (outcome, ended, bindings)
             });
-            let (mut ran, mut seen) = outcome?;
+            let (mut ran, mut seen) = match outcome {
+                Err(_) if interrupted.load(Ordering::Relaxed) => break,
+                outcome => outcome?,
+            };
             // A run that was ended early proves nothing, and is not a failure of the arm.
             if let (true, Some(Err(too_long))) = (ended, &bindings) {
                 ran.failure = None;
@@ -267,6 +273,9 @@ impl Fresh for Batch<'_> {
     }
 
     fn once(&self, start: &Start, close: &Close) -> Result<(Ran, Seen)> {
+        if let Some(prepare) = &self.prepare {
+            prepare.run(close.stop(self.interrupted))?;
+        }
         let mut running = run::start(start, &self.keeper_exe)?;
         let looks = close.start(running.family());
         let count = |(key, encoding): &(&'static str, Encoding)| {

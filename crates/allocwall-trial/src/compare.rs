@@ -106,6 +106,32 @@ pub fn spread(design: &Design, blocks: &[Block], metric: &str) -> Option<Spread>
     Spread::pooled(&arms)
 }
 
+/// What a plan resolves in one metric, by the noise so far.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Resolution {
+    /// Title of the metric.
+    pub metric: String,
+    /// Relative standard deviation of single runs.
+    pub of_run: f64,
+    /// The smallest relative change that the planned blocks detect in 9 of 10 trials; see [`plan::resolves`].
+    pub smallest: Option<f64>,
+}
+
+/// For each primary metric whose noise is known.
+pub fn resolution(design: &Design, blocks: &[Block]) -> Vec<Resolution> {
+    let arms = design.arms.len();
+    let family = plan::family(arms, &design.metrics);
+    let of = |metric: &Metric| {
+        let noise = spread(design, blocks, &metric.key)?;
+        Some(Resolution {
+            metric: metric.title.clone(),
+            of_run: noise.sd / plan::per_run(arms),
+            smallest: plan::resolves(design.settings.planned, noise, arms, family),
+        })
+    };
+    design.metrics.iter().filter(|metric| metric.primary).filter_map(of).collect()
+}
+
 /// The looks that this number of blocks reaches, each with its level.
 fn looks(settings: &Settings, blocks: usize) -> Vec<(usize, f64)> {
     let mut at: Vec<usize> = settings.looks.iter().copied().filter(|l| *l < blocks).collect();
@@ -243,15 +269,32 @@ fn undecided(comparison: &Comparison, taken: usize, planned: usize, family: usiz
         return too_few(comparison.blocks, planned, fewest);
     }
     let margin = comparison.margin * 100.0;
-    let detail = format!(
-        "undecided: the effect may be larger or smaller than {margin:.1} %; more blocks would decide"
-    );
+    let mut detail = format!("undecided: the effect may be larger or smaller than {margin:.1} %");
+    let needed = comparison.blocks_needed.filter(|needed| *needed > taken);
+    detail.push_str("; ");
+    detail.push_str(&match needed {
+        Some(needed) => what_it_takes(comparison.blocks, needed),
+        // By its noise this trial was long enough: the effect is close to the margin.
+        None => "more blocks would decide".to_owned(),
+    });
     let absence = Absence::new(Reason::TooLittle, detail);
-    match comparison.blocks_needed {
-        Some(needed) if needed > taken && needed <= plan::MOST_BLOCKS => {
-            absence.mend(format!("--blocks {needed}"))
-        }
-        _ => absence,
+    match needed.filter(|needed| *needed <= plan::MOST_BLOCKS) {
+        Some(needed) => absence.mend(format!("--blocks {needed}")),
+        None => absence,
+    }
+}
+
+/// What would decide a comparison: more blocks, or with these blocks less noise, by which the number of blocks grows squared.
+fn what_it_takes(blocks: usize, needed: usize) -> String {
+    let less = (needed as f64 / blocks.max(1) as f64).sqrt();
+    let noise = format!("with {blocks} blocks the noise would have to be {less:.1} times smaller");
+    if needed <= plan::MOST_BLOCKS {
+        format!("about {needed} blocks would decide; {noise}")
+    } else {
+        format!(
+            "more blocks can't decide: about {needed} are needed, a trial has at most {}; {noise}",
+            plan::MOST_BLOCKS
+        )
     }
 }
 

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Blocks after which the time of a block and the noise of a run are known well enough for a plan.
-const PILOT: usize = 4;
+pub const PILOT: usize = 4;
 /// If the baseline failed in this many blocks in a row, the trial ends.
 const FAILED_IN_A_ROW: usize = 3;
 
@@ -46,12 +46,14 @@ pub enum Length {
 
 /// What happens in a trial, for a display of its progress.
 pub enum Event<'a> {
-    /// A run is about to start: block and place from 0, and the number of places.
-    RunStarts { block: usize, place: usize, places: usize },
+    /// A run is about to start: block and place from 0, the number of places, and the arm.
+    RunStarts { block: usize, place: usize, places: usize, arm: usize },
     /// A block has been finished and saved. The comparison is left to the receiver, because it takes time.
     BlockFinished { design: &'a Design, blocks: &'a [Block] },
     /// The planned number of blocks, and the reason for it.
     Planned { blocks: usize, each_s: f64, why: String },
+    /// The pilot is over: it shows the noise, and so what the planned blocks resolve. It does not show which arm is faster.
+    NoiseKnown { design: &'a Design, blocks: &'a [Block] },
 }
 
 /// Why a trial ended.
@@ -85,15 +87,20 @@ impl Conduct<'_> {
         let before = journal.blocks.len();
         let spent = || (clock::monotonic_ns() - began) as f64 / 1e9;
         journal.planned |= matches!(length, Length::Blocks(_));
+        let pilot = self.pilot(length, arms, family);
         let order = plan::order(arms, plan::MOST_BLOCKS, journal.head.design.settings.seed);
         loop {
             let done = journal.blocks.len();
             let own = done - before;
-            if !journal.planned && own > 0 && done >= self.pilot(length, arms, family) {
+            if !journal.planned && own > 0 && done >= pilot {
                 self.plan(journal, length, spent() / own as f64, own)?;
             }
             if let Some(end) = over(journal) {
                 return Ok(end);
+            }
+            if journal.planned && own > 0 && done == pilot {
+                let (design, blocks) = (&journal.head.design, &journal.blocks[..]);
+                (self.on_event)(Event::NoiseKnown { design, blocks });
             }
             if let Length::Budget(budget) | Length::Effect(Some(budget)) = length
                 && own > 0
@@ -197,12 +204,13 @@ impl Conduct<'_> {
     fn block(&mut self, number: usize, order: &[usize]) -> Result<Option<Block>> {
         let mut runs = Vec::with_capacity(order.len());
         for (place, &arm) in order.iter().enumerate() {
-            (self.on_event)(Event::RunStarts { block: number, place, places: order.len() });
+            (self.on_event)(Event::RunStarts { block: number, place, places: order.len(), arm });
             let started_unix_ms = clock::unix_ms();
-            let ran = self.subject.run(arm)?;
+            let ran = self.subject.run(arm);
             if self.stopped() {
                 return Ok(None);
             }
+            let ran = ran?;
             runs.push(Run {
                 block: number,
                 place,
@@ -314,6 +322,7 @@ mod tests {
             command: vec![],
             options: serde_json::Value::Null,
             design: Design {
+                left_out: vec![],
                 settings: Settings {
                     seed: 7,
                     effect: 0.01,

@@ -318,6 +318,7 @@ mod tests {
             command: vec!["true".into()],
             options: serde_json::json!({ "with": ["jemalloc"], "blocks": 6 }),
             design: Design {
+                left_out: vec![],
                 arms: vec![arm("baseline", true), arm("baseline′", true), arm("jemalloc", false)],
                 metrics: vec![Metric {
                     key: "wall_s".into(),

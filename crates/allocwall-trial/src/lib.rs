@@ -20,6 +20,7 @@ pub mod journal;
 pub mod load;
 pub mod plan;
 pub mod predict;
+pub mod prepare;
 pub mod proof;
 pub mod run;
 pub mod server;
@@ -96,6 +97,14 @@ pub struct ArmInfo {
     pub predicted: BTreeMap<String, Interval>,
 }
 
+/// An arm that this machine can't try, for example because its library is missing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeftOut {
+    pub name: String,
+    /// One line: what is missing, and what to install.
+    pub why: String,
+}
+
 /// One fresh process of one arm.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Run {
@@ -150,6 +159,9 @@ pub struct Block {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Design {
     pub arms: Vec<ArmInfo>,
+    /// Arms that were asked for and could not be tried here.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub left_out: Vec<LeftOut>,
     pub metrics: Vec<Metric>,
     pub settings: Settings,
 }

@@ -111,10 +111,69 @@ pub fn blocks_for(effect: f64, pilot: Spread, arms: usize, family: usize) -> Opt
     needed(*several::levels(&looks, first).last()?)
 }
 
+/// The smallest relative change that a plan of this many blocks detects with power [`POWER`], at this noise. None if these blocks
+/// can't give a result, or no change below a factor of [`LARGEST`] is known to be detected.
+pub fn resolves(blocks: usize, noise: Spread, arms: usize, family: usize) -> Option<f64> {
+    /// Relative changes between which the answer is searched.
+    const SMALLEST: f64 = 1e-5;
+    const STEPS: usize = 40;
+    let is_enough = |effect: f64| blocks_for(effect, noise, arms, family).is_some_and(|n| n <= blocks);
+    if !is_enough(LARGEST) {
+        return None;
+    }
+    // On a scale of factors. What a larger change needs is never more, apart from the looks, whose effect is below the precision.
+    let (mut low, mut high) = (SMALLEST.ln(), LARGEST.ln());
+    for _ in 0..STEPS {
+        let middle = (low + high) / 2.0;
+        if is_enough(middle.exp()) { high = middle } else { low = middle }
+    }
+    Some(high.exp())
+}
+
+/// Largest relative change that [`resolves`] gives: a factor of eleven.
+const LARGEST: f64 = 10.0;
+
+/// The noise of a remedy against the mean of two baseline runs (in a trial without remedies: of A′ against A), if single runs have
+/// this relative standard deviation.
+pub fn noise_of_runs(of_run: f64, arms: usize) -> Spread {
+    // As of many runs, so that the quantiles are the normal ones.
+    Spread { sd: of_run * per_run(arms), degrees_of_freedom: 100_000 }
+}
+
+/// The standard deviation of a difference, in those of one run: √(1 + 1/2), or √2 without remedies.
+pub fn per_run(arms: usize) -> f64 {
+    let untreated = if arms > BASELINES { BASELINES } else { 1 };
+    (1.0 + 1.0 / untreated as f64).sqrt()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::collections::BTreeMap;
+
+    #[test]
+    fn what_a_plan_resolves_is_what_the_plan_for_it_needs() {
+        for (arms, family) in [(2, 1), (3, 1), (5, 3), (4, 4)] {
+            let noise = noise_of_runs(0.01, arms);
+            for blocks in [8, 12, 40, 200] {
+                let least = resolves(blocks, noise, arms, family).unwrap_or(f64::INFINITY);
+                assert!(blocks_for(least, noise, arms, family).is_some_and(|n| n <= blocks), "{blocks}");
+                let less = blocks_for(least * 0.9, noise, arms, family);
+                assert!(less.is_none_or(|n| n > blocks), "{arms} arms, {blocks} blocks: {least} {less:?}");
+            }
+            // Less noise or more blocks resolve smaller changes.
+            let of = |blocks, of_run| resolves(blocks, noise_of_runs(of_run, arms), arms, family);
+            assert!(of(12, 0.01) > of(12, 0.005) && of(12, 0.01) > of(48, 0.01));
+            // Too few for any result.
+            assert_eq!(of(fewest_blocks(arms, family) - 1, 0.01), None);
+        }
+    }
+
+    #[test]
+    fn a_noise_beyond_every_plan_resolves_nothing() {
+        assert_eq!(resolves(12, noise_of_runs(50.0, 3), 3, 1), None);
+        assert!(resolves(12, noise_of_runs(0.5, 3), 3, 1).is_some());
+    }
 
     #[test]
     fn orders_follow_from_the_seed_and_a_longer_plan_begins_like_a_shorter_one() {

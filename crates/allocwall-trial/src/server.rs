@@ -11,6 +11,7 @@ use super::load::open::{self, Plan};
 use super::load::ready::{self, Ready};
 use super::load::request::Request;
 use super::load::{Better, Reading, Unit as ReadingUnit};
+use super::prepare::{self, Prepare};
 use super::proof::Seen;
 use super::run::{self, Output, Running, Start};
 use super::{Direction, LAZY_FREE, Metric, Unit};
@@ -18,7 +19,6 @@ use allocwall_host::clock;
 use allocwall_host::proc::ProcFs;
 use allocwall_model::error::{Error, Result};
 use allocwall_model::units::{Absence, Measured, Reason};
-use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -56,6 +56,8 @@ pub struct Server<'a> {
     pub load: Load,
     /// Times after the load at which memory is sampled.
     pub rest: Vec<Duration>,
+    /// Runs before each start of the server.
+    pub prepare: Option<Prepare>,
     pub interrupted: &'a AtomicBool,
 }
 
@@ -131,7 +133,7 @@ impl Server<'_> {
         let mut running = self.begin(&self.arms[arm].start)?;
         self.await_ready(&mut running, self.interrupted)?;
         let pid = running.pid();
-        let over = AtomicBool::new(false);
+        let (over, seen) = (AtomicBool::new(false), AtomicBool::new(false));
         let (observed, loaded) = std::thread::scope(|scope| {
             let loading = || match &self.load {
                 Load::Inside { request, plans } => match plans.last() {
@@ -140,7 +142,11 @@ impl Server<'_> {
                 },
                 Load::First { request, plan } => first::run(request, plan, self.interrupted).map(drop),
                 Load::Command { line, read, limit } => {
-                    self.load_by_command(line, read, *limit, self.interrupted).map(drop)
+                    let load = || self.load_by_command(line, read, *limit, self.interrupted).map(drop);
+                    load()?;
+                    // A short load is repeated. Some can't be, and then the load is over.
+                    while !seen.load(Ordering::Relaxed) && load().is_ok() {}
+                    Ok(())
                 }
             };
             let done = &over;
@@ -151,11 +157,19 @@ impl Server<'_> {
             });
             std::thread::sleep(BEFORE_OBSERVING);
             let observed = observe(pid, &over);
+            seen.store(true, Ordering::Relaxed);
             let loaded = load.join().unwrap_or_else(|_| Err(Error::Refused("the load failed".into())));
             (observed, loaded)
         });
         let _ = running.end();
         loaded.map(|()| observed)
+    }
+
+    /// How long a run takes at least, if the load has a fixed time.
+    pub fn load_time(&self) -> Option<Duration> {
+        let Load::Inside { plans, .. } = &self.load else { return None };
+        let load: Duration = plans.iter().map(|(_, plan)| plan.warm_up + plan.window).sum();
+        Some(load + self.rest.iter().max().copied().unwrap_or_default())
     }
 
     /// Time limit for a whole run; a longer run hangs.
@@ -173,6 +187,9 @@ impl Server<'_> {
     }
 
     fn begin(&self, start: &Start) -> Result<Running> {
+        if let Some(prepare) = &self.prepare {
+            prepare.run(self.interrupted)?;
+        }
         ready::port_is_free(&self.ready.address())?;
         if let Load::Inside { request, .. } | Load::First { request, .. } = &self.load {
             ready::port_is_free(&request.address)?;
@@ -273,11 +290,7 @@ impl Server<'_> {
         limit: Duration,
         stop: &AtomicBool,
     ) -> Result<Vec<Reading>> {
-        let words = ["/bin/sh", "-c", line].map(OsString::from).to_vec();
-        let finished = run::start(&Start::new(words, limit), &self.keeper_exe)?.wait(stop)?;
-        if stop.load(Ordering::Relaxed) {
-            return Err(Error::Refused("interrupted".into()));
-        }
+        let finished = prepare::shell(line, limit, &self.keeper_exe, stop)?;
         if let Some(failure) = failure(&finished, &[]) {
             return Err(Error::Refused(format!("the load command failed: {failure}")));
         }
@@ -483,6 +496,7 @@ mod tests {
                 patience: Duration::ZERO,
                 load,
                 rest: vec![],
+                prepare: None,
                 interrupted: &interrupted,
             };
             metrics(&server, &Ran::default())

@@ -15,6 +15,7 @@ pub fn design(remedies: &[&str], planned: usize) -> Design {
     arms.extend(remedies.iter().map(|name| arm(name, false)));
     Design {
         arms,
+        left_out: vec![],
         metrics: vec![metric("wall", "wall time", Unit::Seconds, Direction::LowerIsBetter, true)],
         settings: Settings { seed: 1, effect: 0.01, planned, looks: vec![planned] },
     }

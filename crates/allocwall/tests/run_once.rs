@@ -728,6 +728,7 @@ fn proofs(room: &Room, command: &str) -> [(Option<String>, Vec<ProofItem>); 2] {
         figures: vec![],
         events: &[],
         fine: vec![],
+        prepare: None,
         interrupted: &NEVER,
     };
     let ran = batch.prove(room, &NEVER, |_| ()).unwrap_or_else(|error| panic!("{error}"));

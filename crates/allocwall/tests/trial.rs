@@ -131,7 +131,10 @@ fn data(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).expect("data is UTF-8")
 }
 
-/// No data; the last line on stderr is the error, and the lines before it are `before`.
+/// Starts of the lines that announce a trial.
+const ANNOUNCED: [&str; 4] = ["arms: ", "plan: ", "result: ", "time: "];
+
+/// No data; the last line on stderr is the error, and the lines before it are `before`, apart from those that announce the trial.
 fn assert_refused(output: &Output, code: i32, words: &[&str], before: &[&str]) {
     let talk = talk(output);
     assert_eq!(output.status.code(), Some(code), "{talk}");
@@ -142,7 +145,9 @@ fn assert_refused(output: &Output, code: i32, words: &[&str], before: &[&str]) {
     for word in words {
         assert!(lines[error].contains(word), "{word:?} in {talk:?}");
     }
-    assert_eq!(&lines[..error], before, "{talk}");
+    let announces = |line: &&str| ANNOUNCED.iter().any(|start| line.starts_with(start));
+    let said: Vec<&str> = lines[..error].iter().copied().filter(|line| !announces(line)).collect();
+    assert_eq!(said, before, "{talk}");
     if code == 1 {
         assert_eq!(lines.len(), error + 1, "{talk}");
     }
@@ -557,7 +562,7 @@ fn a_budget_too_short_for_an_outcome_is_a_failure() {
     let place = Place::new();
     let output = place.quick(&["-w", "env:A=1", "--budget", "100ms", "--", "sleep", "0.1"]);
     assert_eq!(output.status.code(), Some(1), "{}", talk(&output));
-    assert!(talk(&output).starts_with("time is up after 1 of at least 4 blocks"), "{}", talk(&output));
+    assert!(talk(&output).contains("\ntime is up after 1 of at least 4 blocks"), "{}", talk(&output));
     assert!(data(&output).contains("unresolved"), "{}", data(&output));
     // The twin: enough time.
     let output = place.quick(&["-w", "env:A=1", "--budget", "3s", "--", "sleep", "0.01"]);
@@ -734,8 +739,9 @@ fn an_effect_is_planned_from_the_first_blocks_and_printed() {
         "echo n=1$(( $$ % 10 ))",
     ]);
     let said = talk(&output);
-    let first = said.lines().next().unwrap_or_default();
-    assert!(first.contains("blocks in total, about ") && first.contains("20.0 %"), "{said}");
+    let planned = said.lines().find(|line| line.contains("blocks in total, about "));
+    let first = planned.unwrap_or_default();
+    assert!(first.contains("20.0 %"), "{said}");
     // The file has the plan after the pilot blocks and before the other blocks.
     let text = fs::read_to_string(&file).unwrap();
     let kinds: Vec<char> = text.lines().map(|line| line.chars().nth(2).unwrap()).collect();
@@ -745,6 +751,136 @@ fn an_effect_is_planned_from_the_first_blocks_and_printed() {
     let planned = lines(&file, "plan")[0]["settings"]["planned"].as_u64().unwrap();
     assert!(first.starts_with(&format!("{planned} blocks in total")), "{said}");
     assert!(lines(&file, "block").len() as u64 <= planned);
+}
+
+// ---- what a trial says and does before it measures ----
+
+#[test]
+fn the_plan_is_told_before_the_first_run_and_the_time_after_it() {
+    let place = Place::new();
+    let plan = |blocks: &str, command: &str| {
+        let output = place.quick(&["-w", "env:A=1", "-w", "env:B=1", "--blocks", blocks, "--", command]);
+        talk(&output)
+    };
+    // The first run fails: what stands before the error was printed before it.
+    let said = plan("6", "false");
+    let before = said.split("error: ").next().unwrap_or_default();
+    for line in [
+        "arms: the command itself, twice (A and A′), env:A=1, env:B=1\n",
+        "plan: first 1 run of each arm that is not counted; then 6 blocks: 24 runs; ",
+        "result: better or worse needs at least 4 blocks; if runs of one arm differ by 1.0 %, 6 blocks find changes of ",
+    ] {
+        assert!(before.contains(line), "{line:?} in {said}");
+    }
+    assert!(!said.contains("time: ") && !said.contains("warning"), "{said}");
+    // A plan that can't give a result says so before the first run.
+    let said = plan("3", "false");
+    let before = said.split("error: ").next().unwrap_or_default();
+    assert!(before.contains("warning: 3 blocks can't give a result for 2 remedies: 4 are needed"), "{said}");
+    // The twin: the command works.
+    let said = plan("4", "true");
+    assert!(said.contains("\ntime: about ") && said.contains(", 4 blocks of "), "{said}");
+    assert!(!said.contains("can't give"), "{said}");
+}
+
+#[test]
+fn an_arm_whose_library_is_missing_is_left_out_and_a_wrong_name_ends_the_trial() {
+    let place = Place::new();
+    let file = place.at("t");
+    let with = |arms: &[&str], options: &[&str]| {
+        let arms: Vec<&str> = arms.iter().flat_map(|arm| ["-w", arm]).collect();
+        place.quick(&[&arms[..], &["--blocks", "4"], options, &["--", "true"]].concat())
+    };
+    // No version 99 is known.
+    let output = with(&["env:A=1", "mimalloc@99"], &["--json", "-o", &file]);
+    assert_eq!(output.status.code(), Some(0), "{}", talk(&output));
+    assert!(talk(&output).contains("warning: left out: mimalloc@99: "), "{}", talk(&output));
+    let document: Value = serde_json::from_slice(&output.stdout).expect("a document");
+    let names: Vec<&Value> =
+        document["arms"].as_array().expect("a list").iter().map(|arm| &arm["name"]).collect();
+    assert_eq!(names, ["A", "A′", "env:A=1"]);
+    assert_eq!(document["left_out"][0]["name"], "mimalloc@99");
+    assert_eq!(lines(&file, "trial")[0]["options"]["with"], serde_json::json!(["env:A=1"]));
+    // A gate does not pass for an arm that was not tried. The twin: all arms were.
+    let gate = ["--fail-on", "minor_faults>+1000%"];
+    let output = with(&["env:A=1", "mimalloc@99"], &gate);
+    assert_eq!(output.status.code(), Some(1), "{}", talk(&output));
+    assert!(talk(&output).contains("--fail-on was not judged for mimalloc@99"), "{}", talk(&output));
+    let page = data(&output);
+    assert!(page.contains("Not tried: mimalloc@99.") && page.contains("NOT TRIED"), "{page}");
+    let output = with(&["env:A=1"], &gate);
+    assert_eq!(output.status.code(), Some(0), "{}", talk(&output));
+    // No arm is left.
+    assert_refused(&with(&["mimalloc@99"], &[]), 1, &["mimalloc@99: "], &[]);
+    let both = with(&["mimalloc@99", "mimalloc@98"], &[]);
+    assert_eq!(both.status.code(), Some(1));
+    assert!(talk(&both).contains("error: no arm is left to try"), "{}", talk(&both));
+    // What no machine could do ends the trial.
+    assert_refused(&with(&["env:A=1", "mimaloc"], &[]), 1, &["nearest: mimalloc"], &[]);
+}
+
+#[test]
+fn a_preparation_runs_before_each_run_and_is_not_measured() {
+    let place = Place::new();
+    let (fresh, count) = (place.at("fresh"), place.at("count"));
+    // The command fails if it is not prepared. The preparation has no remedies.
+    let prepare = format!("sleep 0.4; test -z \"$SLOW\" && touch '{fresh}' && echo run >> '{count}'");
+    let command = format!("rm '{fresh}'");
+    let arguments = ["-w", "env:SLOW=1", "--blocks", "1", "--json", "--prepare", &prepare];
+    let output = place.quick(&[&arguments[..], &["--", "sh", "-c", &command]].concat());
+    let document: Value =
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", talk(&output)));
+    for arm in document["arms"].as_array().expect("a list") {
+        assert_eq!(arm["failures"], serde_json::json!([]), "{arm}");
+        let wall = arm["medians"].as_array().and_then(|all| all.iter().find(|m| m["metric"] == "wall_s"));
+        let wall_s = wall.and_then(|wall| wall["median"].as_f64()).unwrap_or(f64::NAN);
+        assert!(wall_s < 0.4, "{arm}");
+    }
+    // Three arms, each once before the block and once in it.
+    assert_eq!(fs::read_to_string(&count).unwrap_or_default().lines().count(), 6);
+    // A preparation that fails ends the trial, with its last words.
+    refused(
+        &["-w", "env:A=1", "--blocks", "4", "--prepare", "echo no disk >&2; exit 3", "--", "true"],
+        &["the command of --prepare failed: exit status 3: no disk"],
+    );
+    let script = format!("echo run >> '{count}'");
+    fs::remove_file(&count).expect("the runs were counted");
+    let later = format!("test $(cat '{count}' | wc -l) -lt 7");
+    let output = place.quick(&[
+        "-w",
+        "env:A=1",
+        "--blocks",
+        "4",
+        "--prepare",
+        &format!("touch '{count}'; {later}"),
+        "--",
+        "sh",
+        "-c",
+        &script,
+    ]);
+    // One block is done, which is reported.
+    assert_eq!(output.status.code(), Some(1), "{}", talk(&output));
+    assert!(talk(&output).contains("stopped early: the command of --prepare failed"), "{}", talk(&output));
+    assert!(data(&output).contains("1 of 4 planned blocks"), "{}", data(&output));
+}
+
+#[test]
+fn warm_up_runs_are_not_counted() {
+    let place = Place::new();
+    let runs = |options: &[&str]| {
+        let count = place.at("count");
+        let script = format!("echo run >> '{count}'");
+        let arguments =
+            [&["-w", "env:A=1", "--blocks", "2"][..], options, &["--", "sh", "-c", &script]].concat();
+        let document = place.json(&arguments);
+        let counted =
+            document["arms"].as_array().expect("a list").iter().filter_map(|arm| arm["runs"].as_u64());
+        let all = fs::read_to_string(&count).expect("the runs").lines().count();
+        fs::remove_file(&count).expect("the runs were counted");
+        (counted.sum::<u64>(), all)
+    };
+    assert_eq!(runs(&[]), (6, 3 + 6));
+    assert_eq!(runs(&["--warm-up", "3"]), (6, 3 * 3 + 6));
 }
 
 // ---- proof ----

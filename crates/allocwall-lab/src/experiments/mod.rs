@@ -220,6 +220,7 @@ impl Experiment {
         let names =
             arms.iter().enumerate().map(|(nth, arm)| if nth == 1 { again.as_str() } else { arm.name });
         Design {
+            left_out: vec![],
             arms: session::arms(names, vec![]),
             metrics: self.figures.iter().map(Figure::metric).collect(),
             settings: allocwall_trial::Settings {

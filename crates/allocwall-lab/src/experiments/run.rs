@@ -127,7 +127,7 @@ impl Bench<'_> {
         let variants = arms.iter().map(|arm| arm.variant).collect();
         let mut runs = Runs { once, variants, results: vec![] };
         let mut on_event = |event: Event<'_>| {
-            if let Event::RunStarts { block, place, places } = event {
+            if let Event::RunStarts { block, place, places, .. } = event {
                 let (block, run) = (block + 1, place + 1);
                 let name = experiment.name;
                 self.talk.progress(&format!("{name}: block {block} of {planned}, run {run} of {places}"));

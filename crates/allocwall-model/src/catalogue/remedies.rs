@@ -210,16 +210,19 @@ impl Library {
         }
     }
 
-    /// Name of its package: on Debian, or on Alpine for musl. None: no package, or part of every installation.
+    /// Name of its package: on Debian 12, or on Alpine for musl. None: no package, or part of every installation.
     pub fn package(self, musl: bool) -> Option<&'static str> {
         match self {
             Library::Mimalloc if musl => Some("mimalloc2"),
             _ if musl => None,
-            Library::Jemalloc => Some("libjemalloc2"),
-            Library::Tcmalloc | Library::TcmallocMinimal => Some("libtcmalloc-minimal4"),
-            Library::Mimalloc => Some("libmimalloc2.0"),
-            Library::TcmallocPercpu | Library::Snmalloc | Library::Glibc => None,
+            _ => self.debian_package(12),
         }
+    }
+
+    /// Name of its package in a release of Debian. None: that release has none, or the library is part of every installation.
+    pub fn debian_package(self, release: u32) -> Option<&'static str> {
+        let of = |row: &&(Library, u32, &str)| row.0 == self && row.1 <= release;
+        DEBIAN_PACKAGES.iter().rfind(of).map(|(.., name)| *name)
     }
 
     pub fn kind(self) -> AllocatorKind {
@@ -232,6 +235,17 @@ impl Library {
         }
     }
 }
+
+/// Packages of Debian, each from the first release on that has it (the indices of Debian 11, 12 and 13; the oldest first).
+const DEBIAN_PACKAGES: &[(Library, u32, &str)] = &[
+    (Library::Jemalloc, 11, "libjemalloc2"),
+    (Library::Tcmalloc, 11, "libtcmalloc-minimal4"),
+    (Library::Tcmalloc, 13, "libtcmalloc-minimal4t64"),
+    (Library::TcmallocMinimal, 11, "libtcmalloc-minimal4"),
+    (Library::TcmallocMinimal, 13, "libtcmalloc-minimal4t64"),
+    (Library::Mimalloc, 12, "libmimalloc2.0"),
+    (Library::Mimalloc, 13, "libmimalloc3"),
+];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pages {
@@ -2245,6 +2259,22 @@ mod tests {
         let costs = ["glibc-trim-sooner", "jemalloc", "thp-always", "malloc-trim"]
             .map(|key| find(key).unwrap().cost_to_apply());
         assert!(costs.is_sorted_by(|a, b| a < b), "{costs:?}");
+    }
+
+    #[test]
+    fn a_package_is_that_of_the_release() {
+        for (library, [in_11, in_12, in_13]) in [
+            (Library::Jemalloc, [Some("libjemalloc2"); 3]),
+            (Library::Mimalloc, [None, Some("libmimalloc2.0"), Some("libmimalloc3")]),
+            (
+                Library::Tcmalloc,
+                [Some("libtcmalloc-minimal4"), Some("libtcmalloc-minimal4"), Some("libtcmalloc-minimal4t64")],
+            ),
+            (Library::TcmallocPercpu, [None; 3]),
+            (Library::Glibc, [None; 3]),
+        ] {
+            assert_eq!([11, 12, 13].map(|release| library.debian_package(release)), [in_11, in_12, in_13]);
+        }
     }
 
     #[test]

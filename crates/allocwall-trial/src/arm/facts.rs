@@ -32,6 +32,8 @@ pub struct Inventory {
     pub reserved_pages: Measured<u64>,
     /// Memory that is available without swapping.
     pub available_bytes: Measured<u64>,
+    /// The release of Debian, whose packages are named.
+    pub debian: Measured<u32>,
 }
 
 impl Inventory {
@@ -66,6 +68,7 @@ impl Inventory {
             }),
             available_bytes: memory
                 .and_then(|memory| memory.available.ok_or_else(|| absent("how much memory is available"))),
+            debian: machine.debian_release(),
         }
     }
 }
@@ -193,18 +196,18 @@ impl Chase {
         for depth in 0..DEEPEST {
             let Some((name, place)) = words.first().cloned() else {
                 return match depth {
-                    0 => Err(Refusal("no command given: put it after --".to_owned())),
+                    0 => Err(Refusal::asked("no command given: put it after --".to_owned())),
                     _ => self.uncertain(Reason::NotFound, "no command follows"),
                 };
             };
             let file = match program::find(&name, self.path.as_deref(), "".as_ref()) {
                 Ok(file) => file,
-                Err(line) if depth == 0 => return Err(Refusal(line)),
+                Err(line) if depth == 0 => return Err(Refusal::asked(line)),
                 // The starter may find the file another way; if not, it reports the error itself.
                 Err(line) => return self.uncertain(Reason::NotFound, &line),
             };
             let interpreter = program::interpreter(&file)
-                .map_err(|error| Refusal(format!("{} can't be read: {error}", file.display())))?;
+                .map_err(|error| Refusal::asked(format!("{} can't be read: {error}", file.display())))?;
             if let Some((interpreter, argument)) = interpreter {
                 let head = [Some(interpreter.into_os_string()), argument, Some(file.into_os_string())];
                 let head = head.into_iter().flatten().map(|word| (word, None));
@@ -212,7 +215,7 @@ impl Chase {
                 continue;
             }
             let is_elf = program::is_elf(&file)
-                .map_err(|error| Refusal(format!("{} can't be read: {error}", file.display())))?;
+                .map_err(|error| Refusal::asked(format!("{} can't be read: {error}", file.display())))?;
             // A text file without a #! line: execvp runs it with the shell.
             if !is_elf {
                 let head = [OsString::from("/bin/sh"), file.into_os_string()];
@@ -221,7 +224,7 @@ impl Chase {
                 continue;
             }
             let (view, components) = view_program(&file)
-                .map_err(|absence| Refusal(format!("cannot start {}: {absence}", file.display())))?;
+                .map_err(|absence| Refusal::asked(format!("cannot start {}: {absence}", file.display())))?;
             let mut program = Program::of(file, view, components);
             program.place = place;
             self.programs.push(program);
@@ -237,7 +240,7 @@ impl Chase {
 
     fn uncertain(&mut self, reason: Reason, why: &str) -> Result<(), Refusal> {
         if self.programs.is_empty() {
-            return Err(Refusal(format!("cannot start the command: {why}")));
+            return Err(Refusal::asked(format!("cannot start the command: {why}")));
         }
         self.beyond = Some(Absence::new(reason, why));
         Ok(())

@@ -1,7 +1,7 @@
 //! Resolves an arm for a command: the settings before the exec, or one line that says why the arm can't be applied.
 
 use super::facts::{Inventory, Program, TargetFacts};
-use super::{Arm, Part, Refusal, Setting, Source, contradictions, pages_of, refuse, setting};
+use super::{Arm, Part, Refusal, Setting, Source, contradictions, lacking, pages_of, refuse, setting};
 use allocwall_diagnose::needs::{Facts, NeedState, Unmet};
 use allocwall_host::file;
 use allocwall_host::installed;
@@ -116,7 +116,7 @@ impl Arm {
             let kind = match self.library() {
                 Some((_, library)) => library.kind(),
                 None => served_by(facts).map_err(|absence| {
-                    Refusal(format!(
+                    Refusal::asked(format!(
                         "{text} depends on the allocator, but {absence}: name the allocator in the same arm, for example glibc+{text}"
                     ))
                 })?,
@@ -174,7 +174,7 @@ impl Arm {
             // Raised rights matter only if the arm sets a variable: see `environment_arrives`.
             NeedState::NotMet(Unmet::SecureExec) => return Ok(()),
             NeedState::Unknown(absence) if need.is_of_machine() => {
-                return refuse(format!("{text}: {absence}"));
+                return lacking(format!("{text}: {absence}"));
             }
             NeedState::Unknown(_) => return Ok(()),
             NeedState::NotMet(unmet) => unmet,
@@ -206,7 +206,8 @@ impl Arm {
             (_, Unmet::Runtime(_)) => self.or_variable(text),
             _ => String::new(),
         };
-        refuse(format!("{text} needs {}, but {what} {}{instead}", need.text(), unmet.text()))
+        let line = format!("{text} needs {}, but {what} {}{instead}", need.text(), unmet.text());
+        if need.is_of_machine() { lacking(line) } else { refuse(line) }
     }
 
     /// A program may start the runtime as a child process, which inherits the variable.
@@ -279,10 +280,10 @@ fn allocator_library(entry: &OsStr) -> Option<AllocatorKind> {
 fn reserved_pages(inventory: &Inventory, text: &str) -> Result<(), Refusal> {
     match &inventory.reserved_pages {
         Ok(0) => {
-            refuse(format!("{text}: no reserved huge page is free: run sudo sysctl vm.nr_hugepages=PAGES"))
+            lacking(format!("{text}: no reserved huge page is free: run sudo sysctl vm.nr_hugepages=PAGES"))
         }
         Ok(_) => Ok(()),
-        Err(absence) => refuse(format!("{text}: {absence}")),
+        Err(absence) => lacking(format!("{text}: {absence}")),
     }
 }
 
@@ -493,20 +494,39 @@ impl Work<'_> {
                 Err(why) => refused = refused.or(Some(why)),
             }
         }
+        let named = matches!(source, Source::Path(_));
         if let Some(why) = refused {
-            return refuse(format!("{text}: {why}"));
+            let line = format!("{text}: {why}");
+            return if named { refuse(line) } else { lacking(line) };
         }
-        let package = remedy
-            .and_then(Remedy::package)
-            .map_or_else(String::new, |package| format!("install it ({package}), or "));
-        let lacks = match source {
-            Source::Bundled => "this build does not include the library",
-            _ => "this machine has no such library",
+        lacking(format!("{text}: {}", self.no_library(library, source, remedy)))
+    }
+
+    /// Why there is no library, and what to install. The package named is one that serves this name.
+    fn no_library(&self, library: Library, source: &Source, remedy: Option<&Remedy>) -> String {
+        let key = remedy.map_or("NAME", |remedy| remedy.key);
+        let own = format!("give its file, for example {key}@/path/lib.so");
+        let musl = remedy.is_some_and(|remedy| remedy.needs.contains(&Need::Musl));
+        let package = match self.inventory.debian {
+            _ if musl => library.package(true).map(|name| format!("Alpine: {name}")),
+            Ok(release) => library.debian_package(release).map(|name| format!("sudo apt install {name}")),
+            Err(_) => library.package(false).map(|name| format!("Debian: {name}")),
         };
-        refuse(format!(
-            "{text}: {lacks}: {package}give its file, for example {}@/path/lib.so",
-            remedy.map_or(text, |r| r.key)
-        ))
+        match (source, package) {
+            // A package of the system is not this build's library.
+            (Source::Bundled, Some(package)) => format!(
+                "this build does not include the library: use {key}@system ({package}), build allocwall with --features \
+                 bundled, or {own}"
+            ),
+            (Source::Bundled, None) => format!("this build does not include the library: {own}"),
+            (Source::Version(version), Some(package)) => format!(
+                "this machine has no such library: install one of version {version} ({package}, if it has this version), or {own}"
+            ),
+            (_, Some(package)) => {
+                format!("this machine has no such library: install it ({package}), or {own}")
+            }
+            (_, None) => format!("this machine has no such library, and no known package has it: {own}"),
+        }
     }
 
     /// Checks that the program's loader would accept the library. The error says why not.
@@ -548,9 +568,9 @@ impl Work<'_> {
         }
         let library = match &self.inventory.prefault {
             Ok(library) => library.clone(),
-            Err(absence) => return refuse(format!("{text}: {absence}")),
+            Err(absence) => return lacking(format!("{text}: {absence}")),
         };
-        self.fits(&library).map_err(|why| Refusal(format!("{text}: {why}")))?;
+        self.fits(&library).map_err(|why| Refusal::asked(format!("{text}: {why}")))?;
         self.preloads.push(library.clone());
         self.env.insert("ALLOCWALL_PREFAULT".into(), Some(bytes.to_string().into()));
         self.expect(Expectation::Mapped(library));
@@ -611,7 +631,7 @@ impl Work<'_> {
                 hint(&short(name), names.iter().map(String::as_str))
             ));
         };
-        let taken = tunable.check(value).map_err(|why| Refusal(format!("{text}: {why}")))?;
+        let taken = tunable.check(value).map_err(|why| Refusal::asked(format!("{text}: {why}")))?;
         let version = match &self.program.libc {
             Ok(Libc::Glibc { version }) => version_of(version),
             _ => None,
@@ -689,7 +709,7 @@ impl Work<'_> {
                 Ok(files) if files.iter().any(|file| ARENA_HOOK_FILES.contains(&file.as_str())) => {}
                 Ok(_) => {
                     let python = program.path.display();
-                    return refuse(format!(
+                    return lacking(format!(
                         "{text}: {python} has no allocwall package: run {python} -m pip install {}",
                         installed::wheel()
                     ));

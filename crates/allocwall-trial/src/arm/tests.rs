@@ -268,6 +268,7 @@ fn inventory() -> Inventory {
         thp: Ok("madvise".into()),
         reserved_pages: Ok(0),
         available_bytes: Ok(1 << 30),
+        debian: Ok(12),
     }
 }
 
@@ -927,12 +928,44 @@ fn each_tcmalloc_is_found_by_its_functions_and_not_by_its_name() {
         let line = resolve(arm, &inventory, &facts).unwrap_err().0;
         assert!(line.contains(words) && !line.contains('\n'), "{arm}: {line}");
     }
+    // What can be installed is lacking; a file that the user names is not.
+    let cause = |arm: &str| resolve(arm, &inventory(), &facts).unwrap_err().1;
+    assert_eq!((cause("tcmalloc"), cause("tcmalloc@/nonexistent/x.so")), (Cause::Lacking, Cause::Asked));
     // A file that the user names is another one only if it cannot have the caches of this arm.
     let named = |arm: &str, library: &Path| {
         resolve(&format!("{arm}@{}", library.display()), &inventory(), &facts).is_ok()
     };
     assert!(named("tcmalloc", &cpus) && named("tcmalloc-percpu", &cpus));
     assert!(!named("tcmalloc-percpu", &threads));
+}
+
+#[test]
+fn the_package_that_is_named_has_the_library_of_this_name_on_this_release() {
+    let mut facts = with_program(|_| ());
+    facts.tunables = Err(Absence::new(Reason::NotSupported, "not listed"));
+    let other = || Err(Absence::new(Reason::NotApplicable, "another distribution"));
+    let line = |arm: &str, debian| {
+        let machine = Inventory { debian, ..inventory() };
+        resolve(arm, &machine, &facts).unwrap_err().0
+    };
+    for (arm, debian, words) in [
+        ("mimalloc", Ok(12), "install it (sudo apt install libmimalloc2.0), or give its file"),
+        ("mimalloc", Ok(13), "(sudo apt install libmimalloc3)"),
+        ("mimalloc@system", Ok(13), "(sudo apt install libmimalloc3)"),
+        ("mimalloc", Ok(11), "no known package has it: give its file, for example mimalloc@/path/lib.so"),
+        ("tcmalloc", Ok(13), "(sudo apt install libtcmalloc-minimal4t64)"),
+        ("tcmalloc", other(), "install it (Debian: libtcmalloc-minimal4)"),
+        ("tcmalloc-percpu", Ok(12), "no known package has it"),
+        (
+            "jemalloc@5.2",
+            Ok(12),
+            "one of version 5.2 (sudo apt install libjemalloc2, if it has this version)",
+        ),
+        ("jemalloc@bundled", Ok(12), "use jemalloc@system (sudo apt install libjemalloc2)"),
+    ] {
+        let line = line(arm, debian);
+        assert!(line.contains(words), "{arm}: {line}");
+    }
 }
 
 #[test]

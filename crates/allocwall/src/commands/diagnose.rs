@@ -1,5 +1,6 @@
 //! `allocwall diagnose`: bill, ladder, verdict and remedies for a process, a command or a recording.
 
+mod loaded;
 mod series;
 
 use crate::commands::shared::arms;
@@ -10,6 +11,7 @@ use crate::commands::shared::processes::{self, parse_pid};
 use crate::commands::shared::signals::catch_signals;
 use crate::commands::shared::state::{RECORDING, new_state_file};
 use crate::commands::shared::usage::usage;
+use crate::commands::shared::trial_options::Options;
 use crate::commands::trial;
 use crate::printer::Printer;
 use allocwall_diagnose::expected;
@@ -106,6 +108,20 @@ pub struct Args {
     #[arg(long, requires = "command", conflicts_with_all = ["pid", "cgroup", "container", "file", "keep_running", "json"])]
     verify: bool,
 
+    /// The command is a server: load it with requests for this URL while it is recorded, at 70 % of its capacity, which is
+    /// measured before; also in the trial of --verify. `allocwall trial` has more options for the load
+    #[arg(long, value_name = "URL", requires = "command", conflicts_with_all = ["pid", "cgroup", "container", "file", "keep_running", "repeat", "count", "load_cmd"])]
+    load: Option<String>,
+
+    /// The same with a load command (wrk, redis-benchmark, pgbench and others: see `allocwall trial --help`)
+    #[arg(long, value_name = "CMD", requires_all = ["command", "ready"], conflicts_with_all = ["pid", "cgroup", "container", "file", "keep_running", "repeat", "count"])]
+    load_cmd: Option<String>,
+
+    /// With --load or --load-cmd: the server is ready when this address answers: http://127.0.0.1:PORT/path or
+    /// tcp:127.0.0.1:PORT [default with --load: its address]
+    #[arg(long, value_name = "WHERE", requires = "command")]
+    ready: Option<String>,
+
     /// A recording to diagnose again; a number that is no file is a process, as after -p
     #[arg(conflicts_with = "command")]
     file: Option<PathBuf>,
@@ -176,6 +192,10 @@ fn read(file: &Path) -> anyhow::Result<Recording> {
 
 pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     let args = args.with_processes(printer)?;
+    if args.ready.is_some() && args.load.is_none() && args.load_cmd.is_none() {
+        return Err(usage("--ready has no effect without --load URL or --load-cmd CMD"));
+    }
+    let mut load = loaded::load(&args);
     let plan = args.repeat.map(|windows| series::Plan::of(&args, windows)).transpose().map_err(usage)?;
     let format = if args.json { Format::Json } else { Format::Text };
     let counting = if args.count { counting::start(&args.command, printer) } else { Err(not_counted()) };
@@ -194,7 +214,10 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     let (diagnosis, mut launched) = match &args.file {
         Some(path) => (Diagnosis::of(read(path)?, Some(path.clone())), None),
         None => {
-            let mut recorded = record_now(&args, counting, guard.as_ref(), printer)?;
+            let mut recorded = match &mut load {
+                Some(load) => loaded::record(&args, load, printer)?,
+                None => record_now(&args, counting, guard.as_ref(), printer)?,
+            };
             if let Some(failure) = &recorded.file_failure {
                 printer
                     .warn(&format!("{failure}; the diagnosis is complete, but the recording was not kept"));
@@ -217,8 +240,11 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     printed?;
     // After an interrupt: report what was measured, start nothing new.
     let interrupted = matches!(diagnosis.recording.meta.ended, Ended::Interrupted);
-    let tried =
-        if args.verify && !interrupted { verify(&args, &diagnosis, printer)? } else { ExitCode::SUCCESS };
+    let tried = if args.verify && !interrupted {
+        verify(&args, load, &diagnosis, printer)?
+    } else {
+        ExitCode::SUCCESS
+    };
     let Diagnosis { recording, bill, verdict, .. } = &diagnosis;
     let unsampled = bill.on_cpu.is_err();
     let unmeasured = unsampled
@@ -319,7 +345,12 @@ fn replayed(args: &Args, counted: &Counted, printer: &Printer) -> anyhow::Result
 /// How many of the offered remedies --verify tries, of those that a trial can apply when it starts the command.
 const TRIED: usize = 3;
 
-fn verify(args: &Args, diagnosis: &Diagnosis, printer: &Printer) -> anyhow::Result<ExitCode> {
+fn verify(
+    args: &Args,
+    load: Option<Options>,
+    diagnosis: &Diagnosis,
+    printer: &Printer,
+) -> anyhow::Result<ExitCode> {
     let named = diagnosis
         .verdict
         .remedies
@@ -345,7 +376,7 @@ fn verify(args: &Args, diagnosis: &Diagnosis, printer: &Printer) -> anyhow::Resu
     }
     printer.data("\n")?;
     printer.note(&format!("trying {} against the baseline", applicable.join(", ")));
-    trial::run(trial::Args::of(&applicable, &args.command), printer)
+    trial::run(trial::Args::of(&applicable, &args.command, load.unwrap_or_default()), printer)
 }
 
 fn record_now(

@@ -11,7 +11,7 @@ use allocwall_report::text::Style;
 use allocwall_report::{recordings, trial_csv, trial_json, trial_text};
 use allocwall_trial::compare::compare;
 use allocwall_trial::journal::{self, Journal};
-use anyhow::{Context, bail};
+use anyhow::Context;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 

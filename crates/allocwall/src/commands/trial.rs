@@ -1,17 +1,21 @@
 //! `allocwall trial`: remedies on the user's own command, interleaved, with an interval and an outcome each.
 
+mod announce;
+
 use crate::commands::shared::arms;
 use crate::commands::shared::counting;
 use crate::commands::shared::diagnosis::{Diagnosis, readers};
 use crate::commands::shared::ground::Ground;
-use crate::commands::shared::options::{Header, Percent, Time};
-use crate::commands::shared::progress::Progress;
+use crate::commands::shared::options::{Percent, Time};
+use crate::commands::shared::progress::{Outlook, Progress};
+use crate::commands::shared::serving::{NamedRate, Serving};
 use crate::commands::shared::signals::catch_signals;
 use crate::commands::shared::state::new_state_file;
-use crate::commands::shared::trial_options::{Of, Options, Spacing};
+use crate::commands::shared::trial_options::{Of, Options};
 use crate::commands::shared::usage::usage;
 use crate::printer::Printer;
 use allocwall_diagnose::expected;
+use allocwall_host::clock::monotonic_ns;
 use allocwall_host::launch::Talk;
 use allocwall_host::program;
 use allocwall_measure::allocations::Counting;
@@ -25,23 +29,20 @@ use allocwall_model::shell::quoted;
 use allocwall_model::units::{Absence, Measured, Reason};
 use allocwall_report::{trial_csv, trial_json, trial_text};
 use allocwall_trial::account::Room;
-use allocwall_trial::arm::{Arm, TargetFacts};
+use allocwall_trial::arm::{Arm, Cause, TargetFacts};
 use allocwall_trial::batch::{self, Batch, Fresh, Prepared};
 use allocwall_trial::compare::compare;
 use allocwall_trial::conduct::{self, Conduct, End, Length, Ran, Subject};
 use allocwall_trial::gate::Gate;
 use allocwall_trial::journal::{self, Head, Journal, Origin, Writer};
-use allocwall_trial::load::adapters::Adapter;
-use allocwall_trial::load::arrivals::Arrivals;
-use allocwall_trial::load::first;
 use allocwall_trial::load::metric::Figure;
-use allocwall_trial::load::open::Plan;
-use allocwall_trial::load::ready::Ready;
-use allocwall_trial::load::request::{Ask as HttpAsk, Request};
+use allocwall_trial::load::{Reading, Unit as ReadingUnit};
+use allocwall_trial::prepare::Prepare;
 use allocwall_trial::run::{self, Guard, Start};
 use allocwall_trial::server::{self, Load, Read, Server};
 use allocwall_trial::session;
-use allocwall_trial::{BASELINES, Design, Metric, Settings, TrialResult, plan, predict};
+use allocwall_trial::{BASELINES, Design, LeftOut, Metric, Settings, TrialResult, plan, predict};
+use announce::{Plan, estimated_time};
 use anyhow::{Context, anyhow, bail};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -91,10 +92,10 @@ pub struct Args {
 }
 
 impl Args {
-    /// A trial of these remedies on a command that runs to its end, with defaults for all other options.
-    pub fn of(with: &[&str], command: &[OsString]) -> Args {
+    /// A trial of these remedies on a command, with these options and defaults for all others.
+    pub fn of(with: &[&str], command: &[OsString], options: Options) -> Args {
         let with = with.iter().map(|name| (*name).to_owned()).collect();
-        let options = Options { with, ..Options::default() };
+        let options = Options { with, ..options };
         Args { options, command: command.to_vec(), ..Args::default() }
     }
 }
@@ -152,9 +153,18 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         printer.error(&anyhow!("the trial stopped early: {why}"));
     }
     let measured = outcome.comparisons.iter().any(|c| c.effect.is_ok());
-    // With --fail-on, an unfinished trial must not pass.
+    // With --fail-on, an unfinished trial must not pass, nor an arm that was not tried.
+    let left_out: Vec<&str> = outcome.design.left_out.iter().map(|arm| arm.name.as_str()).collect();
+    let is_unjudged = !gates.is_empty() && !left_out.is_empty();
+    if is_unjudged {
+        printer.warn(&format!("--fail-on was not judged for {}, which was left out", left_out.join(", ")));
+    }
     let cut_off = failed.is_some() || (!gates.is_empty() && interrupted.load(Ordering::Relaxed));
-    Ok(if measured && met.is_empty() && !cut_off { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if measured && met.is_empty() && !cut_off && !is_unjudged {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 /// The earlier trial's options and command, with the new options that may change: length, gates and output.
@@ -223,6 +233,30 @@ enum Kind<'a> {
     Server(Server<'a>),
 }
 
+impl Kind<'_> {
+    fn subject(&mut self) -> &mut dyn Subject {
+        match self {
+            Kind::Batch(batch) => batch,
+            Kind::Server(server) => server,
+        }
+    }
+}
+
+/// The arms of a trial on this machine.
+struct Resolved {
+    names: Vec<String>,
+    arms: Vec<Arm>,
+    prepared: Vec<Prepared>,
+    left_out: Vec<LeftOut>,
+}
+
+/// One run of each arm that is not counted.
+struct First {
+    ran: Vec<Ran>,
+    /// Time of a block, by these runs.
+    block_s: f64,
+}
+
 impl Trial<'_> {
     fn conduct(&self, earlier: Option<Journal>) -> anyhow::Result<Tried> {
         if let (Some(earlier), Some(path)) = (&earlier, &self.args.resume)
@@ -231,23 +265,23 @@ impl Trial<'_> {
             self.gates_fit(&earlier.head.design.metrics)?;
             return Ok(Tried::of(earlier, path));
         }
-        let arms = self.arms()?;
-        let names: Vec<String> = arms.iter().map(|arm| arm.name.clone()).collect();
+        let mut resolved = self.resolved()?;
         let origin = self.origin();
         // Check before any run that the trial can be saved, and that a continued trial is still the same trial.
         let (path, appended) = match (&earlier, &self.args.resume) {
             (Some(earlier), Some(path)) => {
-                self.goes_on(&earlier.head, &names, &origin)?;
+                self.goes_on(&earlier.head, &resolved.names, &origin)?;
                 (path.clone(), Some(Writer::append_to(path)?))
             }
             _ => (self.path()?, None),
         };
-        let rates = earlier.as_ref().map(|earlier| &earlier.head.rates[..]);
-        let (mut kind, rates) = self.prepared(&arms, rates)?;
+        let mut kind = self.kind(std::mem::take(&mut resolved.prepared))?;
+        let announced = self.announce(&kind, &resolved, earlier.as_ref());
+        let rates = self.rates(&mut kind, earlier.as_ref().map(|earlier| &earlier.head.rates[..]))?;
         // A continued trial keeps its predictions.
-        let mut counts = if earlier.is_none() { self.counts(&arms) } else { Err(not_counted()) };
+        let mut counts = if earlier.is_none() { self.counts(&resolved.arms) } else { Err(not_counted()) };
         // The first runs show what is wrong with the command before anything is measured.
-        let first = self.prove(&mut kind, &names, &mut counts)?;
+        let First { ran: first, block_s } = self.prove(&mut kind, &resolved.names, &mut counts)?;
         if self.stopped() {
             return self.stopped_early(earlier);
         }
@@ -259,17 +293,19 @@ impl Trial<'_> {
             }
             _ => {
                 let metrics = self.metrics(&kind, &first)?;
-                let predicted = self.predicted(&mut kind, &arms, &metrics, counts);
+                self.estimate(announced, &metrics, block_s);
+                let predicted = self.predicted(&mut kind, &resolved.arms, &metrics, counts);
                 if self.stopped() {
                     return self.stopped_early(None);
                 }
-                let head = self.head(&arms, metrics, predicted, rates, &first);
+                let head = self.head(&resolved, metrics, predicted, rates, &first);
                 let head = Head { origin: Some(origin), ..head };
                 let writer = Writer::create(&path, &head)?;
                 (Journal { head, blocks: vec![], planned: false }, writer)
             }
         };
-        let end = self.blocks(&mut kind, &mut writer, &mut journal);
+        self.warm_up(&mut kind, &resolved.names)?;
+        let end = self.blocks(&mut kind, &mut writer, &mut journal, block_s);
         let done = journal.blocks.len();
         let mut tried = Tried::of(&journal, &path);
         match end {
@@ -294,18 +330,61 @@ impl Trial<'_> {
             Kind::Server(server) => server::metrics(server, first.first().context("interrupted")?),
         };
         self.gates_fit(&metrics)?;
-        // A metric of --fail-on is primary.
+        Ok(self.with_gated(metrics))
+    }
+
+    /// A metric of --fail-on is primary.
+    fn with_gated(&self, metrics: Vec<Metric>) -> Vec<Metric> {
         let gated = |m: &Metric| self.gates.iter().any(|gate| gate.is_of(m));
-        Ok(metrics.into_iter().map(|m| Metric { primary: m.primary || gated(&m), ..m }).collect())
+        metrics.into_iter().map(|m| Metric { primary: m.primary || gated(&m), ..m }).collect()
+    }
+
+    /// Says how long the blocks will take, by the first runs. If only these showed how many metrics there are, the plan is checked
+    /// again.
+    fn estimate(&self, announced: Plan, metrics: &[Metric], block_s: f64) {
+        let arms = announced.names.len();
+        let family = plan::family(arms, metrics);
+        let length = self.length(arms, family);
+        if family > announced.family
+            && let Some(warning) = (Plan { family, length, ..announced }).warning()
+        {
+            self.printer.warn(&warning);
+        }
+        match length {
+            Length::Blocks(count) => self.printer.note(&estimated_time(count, block_s, "about")),
+            Length::Budget(_) | Length::Effect(_) => {
+                self.printer.note(&format!("time: about {block_s:.1} s for one block"));
+            }
+        }
+    }
+
+    /// The other runs of each arm that are not counted, if more than one is asked for.
+    fn warm_up(&self, kind: &mut Kind, names: &[String]) -> anyhow::Result<()> {
+        let runs = self.args.options.warm_up_runs();
+        for run in 1..runs {
+            for (arm, name) in names.iter().enumerate() {
+                if self.stopped() {
+                    return Ok(());
+                }
+                self.printer.progress_line(&format!("warm-up run {} of {runs} of {name}", run + 1));
+                let ran = kind.subject().run(arm);
+                // The counted runs show whether the arm fails.
+                if !self.stopped() {
+                    ran?;
+                }
+            }
+        }
+        self.printer.clear_line();
+        Ok(())
     }
 
     /// A continued trial that has no plan yet takes the number of blocks of --blocks.
     fn plan_anew(&self, journal: &mut Journal, writer: &mut Writer) -> anyhow::Result<()> {
-        if let Length::Blocks(count) = self.length()
+        let design = &mut journal.head.design;
+        let family = plan::family(design.arms.len(), &design.metrics);
+        if let Length::Blocks(count) = self.length(design.arms.len(), family)
             && !journal.planned
         {
-            let design = &mut journal.head.design;
-            let family = plan::family(design.arms.len(), &design.metrics);
             design.settings.planned = count;
             design.settings.looks = plan::looks(count, design.arms.len(), family);
             writer.plan(design)?;
@@ -314,19 +393,33 @@ impl Trial<'_> {
     }
 
     /// Runs the blocks that are not in the journal yet.
-    fn blocks(&self, kind: &mut Kind, writer: &mut Writer, journal: &mut Journal) -> Result<End, Error> {
-        let mut progress = Progress::new(self.printer);
-        let subject: &mut dyn Subject = match kind {
-            Kind::Batch(batch) => batch,
-            Kind::Server(server) => server,
+    fn blocks(
+        &self,
+        kind: &mut Kind,
+        writer: &mut Writer,
+        journal: &mut Journal,
+        block_s: f64,
+    ) -> Result<End, Error> {
+        let design = &journal.head.design;
+        let length = self.length(design.arms.len(), plan::family(design.arms.len(), &design.metrics));
+        let is_planned = journal.planned || matches!(length, Length::Blocks(_));
+        let outlook = Outlook {
+            names: design.arms.iter().map(|arm| arm.name.clone()).collect(),
+            planned: is_planned.then_some(design.settings.planned),
+            budget: match length {
+                Length::Budget(budget) | Length::Effect(Some(budget)) => Some(budget),
+                Length::Blocks(_) | Length::Effect(None) => None,
+            },
+            each_s: Some(block_s),
         };
+        let mut progress = Progress::of(self.printer, outlook);
         let mut conduct = Conduct {
-            subject,
+            subject: kind.subject(),
             writer,
             interrupted: self.interrupted,
             on_event: &mut |event| progress.show(event),
         };
-        conduct.run(journal, self.length())
+        conduct.run(journal, length)
     }
 
     /// All blocks are done, or --blocks names the number of blocks that are done.
@@ -393,159 +486,136 @@ impl Trial<'_> {
         Ok(arms)
     }
 
-    /// Also returns the request rates of --load; a continued trial keeps its earlier rates.
-    fn prepared(
-        &self,
-        arms: &[Arm],
-        earlier: Option<&[NamedRate]>,
-    ) -> anyhow::Result<(Kind<'_>, Vec<NamedRate>)> {
+    /// The arms that can be tried here. An arm that the machine lacks something for is left out, and the trial goes on without it.
+    fn resolved(&self) -> anyhow::Result<Resolved> {
         let Args { options, command, .. } = self.args;
         let facts = TargetFacts::of(command, &arms::environment())?;
         let inventory = arms::inventory(self.printer);
         let base = Start::new(command.clone(), options.timeout());
-        let mut prepared = Vec::new();
-        for arm in arms {
-            let applied = arm.resolve(&inventory, &facts)?;
-            for note in &applied.notes {
-                self.printer.warn(&format!("{}: {note}", arm.name));
+        let (mut tried, mut refused) = (Vec::new(), Vec::new());
+        for arm in self.arms()? {
+            match arm.resolve(&inventory, &facts) {
+                Ok(applied) => {
+                    for note in &applied.notes {
+                        self.printer.warn(&format!("{}: {note}", arm.name));
+                    }
+                    let prepared = Prepared::of(&base, &applied);
+                    tried.push((arm, prepared));
+                }
+                Err(refusal) if refusal.1 == Cause::Lacking => refused.push((arm.name, refusal)),
+                Err(refusal) => return Err(refusal.into()),
             }
-            prepared.push(Prepared::of(&base, &applied));
         }
-        let prepared = session::equalised(prepared);
+        let is_empty = tried.len() == BASELINES && !options.with.iter().any(|name| name == "none");
+        if is_empty && refused.len() == 1 {
+            // The only arm: its reason is the error.
+            return Err(refused.remove(0).1.into());
+        }
+        for (_, refusal) in &refused {
+            self.printer.warn(&format!("left out: {refusal}"));
+        }
+        if is_empty {
+            bail!("no arm is left to try: see the warnings above");
+        }
+        let (arms, prepared): (Vec<Arm>, Vec<Prepared>) = tried.into_iter().unzip();
+        Ok(Resolved {
+            names: arms.iter().map(|arm| arm.name.clone()).collect(),
+            arms,
+            prepared: session::equalised(prepared),
+            left_out: refused.into_iter().map(|(name, why)| LeftOut { name, why: why.0 }).collect(),
+        })
+    }
+
+    /// A server has no rates yet.
+    fn kind(&self, prepared: Vec<Prepared>) -> anyhow::Result<Kind<'_>> {
+        let options = &self.args.options;
         let figures = options.metric.iter().map(|m| Figure::parse(m)).collect::<Result<Vec<_>, Error>>();
         let figures = figures.map_err(usage)?;
+        let prepare = options.prepare.as_ref().map(|line| Prepare {
+            line: line.clone(),
+            limit: options.timeout(),
+            keeper_exe: self.keeper.to_owned(),
+        });
         if options.of_what() == Of::Batch {
-            let batch = Kind::Batch(Batch {
+            return Ok(Kind::Batch(Batch {
                 arms: prepared,
                 keeper_exe: self.keeper.to_owned(),
                 figures,
                 events: &[],
                 fine: options.exit_ok.clone(),
+                prepare,
                 interrupted: self.interrupted,
-            });
-            return Ok((batch, vec![]));
+            }));
         }
-        let mut server = Server {
-            arms: prepared,
-            keeper_exe: self.keeper.to_owned(),
-            ready: self.ready()?,
-            patience: options.ready_timeout(),
-            load: self.load(figures)?,
-            rest: options.rest(),
-            interrupted: self.interrupted,
+        let serving = self.serving();
+        let mut server = serving.server(prepared, figures, prepare, self.interrupted)?;
+        serving.set_rates(&mut server, &serving.rates_to_come())?;
+        Ok(Kind::Server(server))
+    }
+
+    fn serving(&self) -> Serving<'_> {
+        Serving { options: &self.args.options, printer: self.printer, keeper: self.keeper, seed: self.seed }
+    }
+
+    /// Sets the request rates of --load, and returns them. A continued trial keeps its earlier rates.
+    fn rates(&self, kind: &mut Kind, earlier: Option<&[NamedRate]>) -> anyhow::Result<Vec<NamedRate>> {
+        let Kind::Server(server) = kind else { return Ok(vec![]) };
+        let serving = self.serving();
+        let rates = match earlier {
+            Some(earlier) if !earlier.is_empty() => earlier.to_vec(),
+            _ => serving.rates(server)?,
         };
-        let mut rates = vec![];
-        if options.of_what() == Of::Load {
-            let like = Plan {
-                arrivals: match options.arrivals.unwrap_or_default() {
-                    Spacing::Poisson => Arrivals::Poisson { seed: self.seed },
-                    Spacing::Constant => Arrivals::Constant,
-                },
-                warm_up: options.warm_up(),
-                window: options.load_time(),
-                connections: options.connections(),
-                ..Plan::new(1.0, 0)
-            };
-            // Plans are checked before the server is started for them.
-            like.check().map_err(usage).context("--load-time, --warm-up")?;
-            rates = match earlier {
-                Some(earlier) if !earlier.is_empty() => earlier.to_vec(),
-                _ => self.rates(&server)?,
-            };
-            let planned = server::plans(&rates, &like);
-            planned.iter().try_for_each(|(_, plan)| plan.check())?;
-            if let Load::Inside { plans, .. } = &mut server.load {
-                *plans = planned;
-            }
-        }
-        Ok((Kind::Server(server), rates))
-    }
-
-    fn ready(&self) -> anyhow::Result<Ready> {
-        match (&self.args.options.ready, &self.args.options.load) {
-            (Some(ready), _) => Ready::parse(ready, false).map_err(usage),
-            // A TCP connection is enough here; the first load shows whether the requests succeed.
-            (None, Some(url)) => Ok(Ready::Tcp(self.request(url)?.address)),
-            (None, None) => Err(usage("unknown when the server is ready: use --ready tcp:127.0.0.1:PORT")),
-        }
-    }
-
-    /// `figures`: those of --metric, which a load command prints.
-    fn load(&self, figures: Vec<Figure>) -> anyhow::Result<Load> {
-        let options = &self.args.options;
-        match (&options.load, &options.load_cmd) {
-            (Some(url), _) => {
-                let request = self.request(url)?;
-                Ok(match options.first {
-                    Some(requests) => Load::First { request, plan: self.first(requests) },
-                    None => Load::Inside { request, plans: vec![] },
-                })
-            }
-            (None, Some(line)) => {
-                let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-                let read = if figures.is_empty() {
-                    Read::Adapter(Adapter::of_command(&words).map_err(usage)?)
-                } else {
-                    Read::Figures(figures)
-                };
-                Ok(Load::Command { line: line.clone(), read, limit: options.timeout() })
-            }
-            (None, None) => Err(usage("no load given: use --load URL or --load-cmd CMD")),
-        }
-    }
-
-    fn first(&self, requests: u64) -> first::Plan {
-        let options = &self.args.options;
-        first::Plan {
-            requests,
-            connections: options.connections(),
-            limit: options.timeout(),
-            most_failures: (requests as f64 * server::FAILED_REQUESTS) as u64,
-        }
-    }
-
-    fn request(&self, url: &str) -> anyhow::Result<Request> {
-        let options = &self.args.options;
-        let body = match &options.body {
-            Some(path) => std::fs::read(path).with_context(|| path.display().to_string())?,
-            None => vec![],
-        };
-        let method = match (&options.method, &options.body) {
-            (Some(method), _) => method,
-            (None, Some(_)) => "POST",
-            (None, None) => "GET",
-        };
-        let headers = options.header.iter().map(|Header(name, value)| (name.clone(), value.clone()));
-        let headers: Vec<(String, String)> = headers.collect();
-        let asked = HttpAsk { method, headers: &headers, body: &body, ..HttpAsk::get(url) };
-        Request::new(&asked).map_err(usage)
-    }
-
-    fn rates(&self, server: &Server) -> anyhow::Result<Vec<NamedRate>> {
-        if let Some(rate) = self.args.options.rate {
-            return Ok(vec![(format!("{rate}/s"), rate.0)]);
-        }
-        self.printer.note("measuring the capacity of the baseline");
-        let most = self.args.options.connections();
-        let capacity = server.capacity(0, most)?;
-        if capacity.still_rising {
-            self.printer.note(&format!(
-                "the capacity may be higher: throughput still rose at {most} connections; use --connections to allow more"
-            ));
-        }
-        let shares = self.args.options.shares();
-        let rates: Vec<NamedRate> = shares
-            .iter()
-            .map(|share| (format!("{:.0}%", share * 100.0), capacity.per_second * share))
-            .collect();
-        let shown: Vec<String> = rates.iter().map(|(name, rate)| format!("{name} = {rate:.0}")).collect();
-        self.printer.note(&format!(
-            "capacity {:.0} requests/s with {} connections; load of all arms: {} requests/s",
-            capacity.per_second,
-            capacity.connections,
-            shown.join(", ")
-        ));
+        serving.set_rates(server, &rates)?;
         Ok(rates)
+    }
+
+    /// Says what will be run, how long it takes if that is known, and what it can show.
+    fn announce<'r>(&self, kind: &Kind, resolved: &'r Resolved, earlier: Option<&Journal>) -> Plan<'r> {
+        let options = &self.args.options;
+        let arms = resolved.names.len();
+        let family = match earlier {
+            Some(earlier) => plan::family(arms, &earlier.head.design.metrics),
+            // The metrics of some load commands are known only from their output. Then it is at least this.
+            None => plan::family(arms, &self.known_metrics(kind)),
+        };
+        let plan = Plan {
+            names: &resolved.names,
+            length: match earlier {
+                Some(earlier) if earlier.planned => Length::Blocks(earlier.head.design.settings.planned),
+                _ => self.length(arms, family),
+            },
+            family,
+            warm_up: options.warm_up_runs().into(),
+            done: earlier.map_or(0, |earlier| earlier.blocks.len()),
+            each_s: match kind {
+                Kind::Server(server) => server.load_time().map(|time| time.as_secs_f64() * arms as f64),
+                Kind::Batch(_) => None,
+            },
+        };
+        plan.lines().iter().for_each(|line| self.printer.note(line));
+        if let Some(warning) = plan.warning() {
+            self.printer.warn(&warning);
+        }
+        plan
+    }
+
+    /// The metrics before any run, as far as they are known.
+    fn known_metrics(&self, kind: &Kind) -> Vec<Metric> {
+        let reading =
+            |figure: &Figure| Reading::new(figure.name.clone(), 0.0, ReadingUnit::Plain, figure.better);
+        let metrics = match kind {
+            Kind::Batch(batch) => batch::metrics(&batch.figures.iter().map(reading).collect::<Vec<_>>()),
+            Kind::Server(server) => {
+                let readings = match &server.load {
+                    Load::Command { read: Read::Figures(figures), .. } => {
+                        figures.iter().map(reading).collect()
+                    }
+                    _ => vec![],
+                };
+                server::metrics(server, &Ran { readings, ..Ran::default() })
+            }
+        };
+        self.with_gated(metrics)
     }
 
     /// Predictions are made for remedies, and not for the first requests: they are over too soon for a diagnosis.
@@ -571,12 +641,14 @@ impl Trial<'_> {
         kind: &mut Kind,
         names: &[String],
         counts: &mut Measured<Counts>,
-    ) -> anyhow::Result<Vec<Ran>> {
+    ) -> anyhow::Result<First> {
+        let mut began_ns: Vec<u64> = vec![];
         let plain = match (&mut *kind, &*counts) {
             (Kind::Batch(batch), Ok(counts)) => Some(counts.give_to(&mut batch.arms[COUNTED].start)),
             _ => None,
         };
         let starts = |arm: usize| {
+            began_ns.push(monotonic_ns());
             self.printer.progress_line(&format!("first run of {}, not counted", names[arm]));
             // The run of A′ is over. A server is counted later, under its load.
             if let (true, true, Ok(counts)) = (arm > COUNTED, plain.is_some(), &*counts) {
@@ -588,13 +660,15 @@ impl Trial<'_> {
             Kind::Batch(batch) => batch.prove(&room, self.interrupted, starts)?,
             Kind::Server(server) => server.prove(&room, self.interrupted, starts)?,
         };
+        began_ns.push(monotonic_ns());
+        let block_s = time_of_a_block(&began_ns, plain.is_some());
         if let (Kind::Batch(batch), Some(plain)) = (&mut *kind, plain) {
             batch.arms[COUNTED].start = plain;
             *counts = unless_failed(&mut ran, std::mem::replace(counts, Err(not_counted())));
         }
         self.printer.clear_line();
         if self.stopped() {
-            return Ok(ran);
+            return Ok(First { ran, block_s });
         }
         if let Some(failure) = ran.iter().take(BASELINES).find_map(|r| r.failure.clone()) {
             bail!("the command fails without any remedy: {failure}");
@@ -617,20 +691,20 @@ impl Trial<'_> {
         if dead > 0 && dead == names.len() - BASELINES {
             bail!("no arm is left to try: see the warnings above");
         }
-        Ok(ran)
+        Ok(First { ran, block_s })
     }
 
     fn head(
         &self,
-        arms: &[Arm],
+        resolved: &Resolved,
         metrics: Vec<Metric>,
         predicted: Vec<Predicted>,
         rates: Vec<NamedRate>,
         first: &[Ran],
     ) -> Head {
-        let infos = session::arms(arms.iter().map(|arm| arm.name.as_str()), predicted);
+        let infos = session::arms(resolved.names.iter().map(String::as_str), predicted);
         let family = plan::family(infos.len(), &metrics);
-        let planned = match self.length() {
+        let planned = match self.length(infos.len(), family) {
             Length::Blocks(count) => count,
             Length::Budget(_) | Length::Effect(_) => plan::default_blocks(infos.len(), family),
         };
@@ -644,9 +718,13 @@ impl Trial<'_> {
                 looks: plan::looks(planned, infos.len(), family),
             },
             arms: infos,
+            left_out: resolved.left_out.clone(),
             metrics,
         };
-        Head { options: self.args.options.saved(), rates, ..session::head(command, design, first) }
+        let mut options = self.args.options.clone();
+        // If the trial is continued, it has the same arms.
+        options.with.retain(|name| !resolved.left_out.iter().any(|arm| arm.name == *name));
+        Head { options: options.saved(), rates, ..session::head(command, design, first) }
     }
 
     fn origin(&self) -> Origin {
@@ -714,16 +792,18 @@ impl Trial<'_> {
         }
         self.printer.progress_line("diagnosing the baseline");
         let judged = match &*kind {
-            Kind::Batch(batch) => self.diagnosed(
-                Target::Launch {
+            Kind::Batch(batch) => {
+                let prepared = batch.prepare.as_ref().map_or(Ok(()), |prepare| prepare.run(self.interrupted));
+                let target = Target::Launch {
                     command: batch.arms[0].start.command.clone(),
                     env: vec![self.guard.mark()],
                     keep: false,
                     talk: Talk::Nowhere,
-                },
-                record::DEFAULT_WINDOW,
-                self.interrupted,
-            ),
+                };
+                prepared
+                    .map_err(Into::into)
+                    .and_then(|()| self.diagnosed(target, record::DEFAULT_WINDOW, self.interrupted))
+            }
             Kind::Server(server) => server
                 .under_observation(0, |pid, over| self.diagnosed(Target::Pids(vec![pid]), window, over))
                 .map_err(Into::into)
@@ -818,16 +898,13 @@ impl Trial<'_> {
         Ok(Diagnosis::of(recorded.recording, None))
     }
 
-    fn length(&self) -> Length {
+    fn length(&self, arms: usize, family: usize) -> Length {
         let options = &self.args.options;
         match (options.blocks, options.budget.map(|Time(budget)| budget), options.effect) {
             (Some(count), ..) => Length::Blocks(count as usize),
             (None, budget, Some(_)) => Length::Effect(budget),
             (None, Some(budget), None) => Length::Budget(budget),
-            (None, None, None) => {
-                let arms = options.with.iter().filter(|w| *w != "none").count() + BASELINES;
-                Length::Blocks(plan::default_blocks(arms, arms.saturating_sub(BASELINES).max(1)))
-            }
+            (None, None, None) => Length::Blocks(plan::default_blocks(arms, family)),
         }
     }
 
@@ -857,6 +934,16 @@ impl Counts {
         start.env.extend(variables.map(|(name, value)| (name, Some(value))));
         plain
     }
+}
+
+/// The time of one run of each arm, from the times at which they started and the last one ended. The run in which calls were
+/// counted took longer: that of A, the same command, stands for it.
+fn time_of_a_block(began_ns: &[u64], is_counted: bool) -> f64 {
+    let mut runs: Vec<u64> = began_ns.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).collect();
+    if is_counted && runs.len() > COUNTED {
+        runs[COUNTED] = runs[0];
+    }
+    runs.iter().sum::<u64>() as f64 / 1e9
 }
 
 /// If the run of A′ failed, and that of A did not, counting is to blame: then the run of A stands for both.
@@ -889,8 +976,6 @@ fn of_arm(replayed: &Measured<Replay>, arm: &Arm) -> Measured<Replay> {
     Ok(replay)
 }
 
-/// A load's name, and its requests per second.
-type NamedRate = (String, f64);
 type Predicted = BTreeMap<String, allocwall_model::units::Interval>;
 
 #[cfg(test)]
@@ -915,6 +1000,17 @@ mod tests {
         let both = Some("exit status 1".to_owned());
         assert_eq!(of(both.as_deref(), both.as_deref()).0, [both.clone(), both.clone()]);
         assert_eq!(of(None, None), ([None, None], not_counted().detail));
+    }
+
+    #[test]
+    fn the_time_of_a_block_is_that_of_runs_without_counting() {
+        let second = |s: u64| s * 1_000_000_000;
+        let began = [second(10), second(12), second(19), second(22)];
+        assert_eq!(time_of_a_block(&began, false), 12.0);
+        assert_eq!(time_of_a_block(&began, true), 2.0 + 2.0 + 3.0);
+        // Interrupted in the first run.
+        assert_eq!(time_of_a_block(&began[..2], true), 2.0);
+        assert_eq!(time_of_a_block(&[], true), 0.0);
     }
 
     #[test]

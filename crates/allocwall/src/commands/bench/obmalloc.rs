@@ -276,7 +276,7 @@ impl Bench<'_> {
         let blocks = head.design.settings.planned;
         let mut subject = AfterIdle { batch, idle: self.args.idle.unwrap_or_default() };
         let mut on_event = |event: Event<'_>| {
-            if let Event::RunStarts { block, place, places } = event {
+            if let Event::RunStarts { block, place, places, .. } = event {
                 self.printer.progress_line(&format!(
                     "{}: block {} of {blocks}, run {} of {places}",
                     program.name,
@@ -309,6 +309,7 @@ impl Bench<'_> {
             figures: obmalloc::figures()?,
             events: hardware::OF_MEMORY,
             fine: vec![],
+            prepare: None,
             interrupted: self.interrupted,
         })
     }
@@ -341,6 +342,7 @@ impl Bench<'_> {
         let text = |word: &OsString| word.to_string_lossy().into_owned();
         let planned = self.blocks(arms.len());
         let design = Design {
+            left_out: vec![],
             settings: Settings {
                 seed: self.seed,
                 effect: plan::DEFAULT_EFFECT,

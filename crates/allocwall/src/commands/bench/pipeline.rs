@@ -2,7 +2,7 @@
 
 use crate::commands::shared::arms;
 use crate::commands::shared::ground::Ground;
-use crate::commands::shared::progress::Progress;
+use crate::commands::shared::progress::{Outlook, Progress};
 use crate::commands::shared::signals::catch_signals;
 use crate::commands::shared::usage::usage;
 use crate::output;
@@ -20,7 +20,7 @@ use allocwall_trial::account::Room;
 use allocwall_trial::arm::{Arm, Inventory, TargetFacts};
 use allocwall_trial::batch::{Fresh, Prepared};
 use allocwall_trial::compare::compare;
-use allocwall_trial::conduct::End;
+use allocwall_trial::conduct::{End, Event};
 use allocwall_trial::run::{Output, Start};
 use allocwall_trial::session;
 use allocwall_trial::{Design, Settings, plan};
@@ -473,6 +473,7 @@ impl Bench<'_> {
         let default = if args.sweep { 5 } else { plan::default_blocks(ways.len(), family) };
         let planned = args.blocks.map_or(default, |blocks| blocks as usize);
         Design {
+            left_out: vec![],
             settings: Settings {
                 seed: self.seed.wrapping_add(number as u64),
                 effect: plan::DEFAULT_EFFECT,
@@ -521,10 +522,14 @@ impl Bench<'_> {
         let head = session::head(vec!["allocwall bench pipeline".into()], design, &first);
         let mut runs =
             Runs { once, variants: ways.iter().map(|way| way.variant.key()).collect(), results: vec![] };
-        let mut progress = Progress::new(self.printer);
+        let mut progress =
+            Progress::of(self.printer, Outlook { planned: Some(planned), ..Outlook::default() });
         let path = proofs.join("blocks.trial");
         let ran = session::run_planned(head, &path, &mut runs, self.interrupted, &mut |event| {
-            progress.show(event);
+            // The bench has one length for all machines: what it resolves is in its results.
+            if !matches!(event, Event::NoiseKnown { .. }) {
+                progress.show(event);
+            }
         });
         drop(progress);
         let (journal, end) = ran?;

@@ -8,6 +8,7 @@ pub mod ground;
 pub mod options;
 pub mod processes;
 pub mod progress;
+pub mod serving;
 pub mod signals;
 pub mod state;
 pub mod trial_options;

@@ -52,6 +52,36 @@ impl fmt::Display for Time {
     }
 }
 
+/// What precedes the measurement. A number alone is runs of a command that ends, or seconds of a load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WarmUp {
+    Number(u32),
+    Time(Time),
+}
+
+impl FromStr for WarmUp {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<WarmUp, String> {
+        const MOST: u32 = 1000;
+        match text.parse() {
+            Ok(0) => Err("a warm-up must be above 0".into()),
+            Ok(number) if number <= MOST => Ok(WarmUp::Number(number)),
+            Ok(_) => Err(format!("a warm-up without a unit must be at most {MOST}")),
+            Err(_) => text.parse().map(WarmUp::Time),
+        }
+    }
+}
+
+impl fmt::Display for WarmUp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WarmUp::Number(number) => number.fmt(f),
+            WarmUp::Time(time) => time.fmt(f),
+        }
+    }
+}
+
 /// A percentage above 0 and at most 1000.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Percent(pub f64);
@@ -141,7 +171,7 @@ macro_rules! saved_as_text {
     )*};
 }
 
-saved_as_text!(Time, Percent, Rate, Header);
+saved_as_text!(Time, WarmUp, Percent, Rate, Header);
 
 #[cfg(test)]
 mod tests {
@@ -175,6 +205,9 @@ mod tests {
         ] {
             assert_eq!(shown::<Time>(text), whole);
         }
+        for (text, whole) in [("3", "3"), ("3s", "3s"), ("1.5", "1500ms"), ("1000", "1000")] {
+            assert_eq!(shown::<WarmUp>(text), whole);
+        }
         for (text, whole) in [("2%", "2%"), ("70", "70%"), (" 0.1 %", "0.1%"), ("1000%", "1000%")] {
             assert_eq!(shown::<Percent>(text), whole);
         }
@@ -199,6 +232,9 @@ mod tests {
             assert!(read::<Time>(text).is_err(), "{text}");
         }
         assert!(read::<Time>(&"9".repeat(400)).is_err());
+        for text in ["", "0", "0s", "-1", "1001", "three", "1e3"] {
+            assert!(read::<WarmUp>(text).is_err(), "{text}");
+        }
         for text in ["", "0%", "-1%", "1000.1%", "nan", "inf%", "two"] {
             assert!(read::<Percent>(text).is_err(), "{text}");
         }

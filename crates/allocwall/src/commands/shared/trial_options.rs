@@ -1,6 +1,6 @@
 //! What a user asks of a trial. The options have the same names on the command line and in the trial's file.
 
-use super::options::{Header, Percent, Rate, Time};
+use super::options::{Header, Percent, Rate, Time, WarmUp};
 use allocwall_trial::{load, plan};
 use anyhow::{anyhow, bail};
 use clap::{Args as _, FromArgMatches as _};
@@ -26,7 +26,7 @@ const EFFECTIVE_IN: &[(&str, &[Of])] = &[
     ("rate", &[Of::Load]),
     ("arrivals", &[Of::Load]),
     ("load-time", &[Of::Load, Of::LoadCommand]),
-    ("warm-up", &[Of::Load]),
+    ("warm-up", &[Of::Batch, Of::Load]),
     ("connections", &[Of::Load, Of::First]),
     ("rest", &[Of::Load, Of::First, Of::LoadCommand]),
     ("timeout", &[Of::Batch, Of::First, Of::LoadCommand]),
@@ -127,10 +127,15 @@ pub struct Options {
     #[arg(long, value_name = "TIME", conflicts_with = "resume")]
     pub load_time: Option<Time>,
 
-    /// Load before this, which is not counted: it opens connections and fills caches. To measure the first requests, use
-    /// --first [default: 2s]
-    #[arg(long, value_name = "TIME", conflicts_with = "resume")]
-    pub warm_up: Option<Time>,
+    /// Not counted. A command that ends: number of runs of each arm before the first block [default: 1]. With --load: time
+    /// of load before the load that is measured, which opens connections and fills caches [default: 2s]
+    #[arg(long, value_name = "N|TIME", conflicts_with = "resume")]
+    pub warm_up: Option<WarmUp>,
+
+    /// Shell command before each run (of a server: before each start), not measured, and without remedies: it removes files or
+    /// caches that a run left. Processes that it leaves are ended
+    #[arg(long, value_name = "CMD", conflicts_with = "resume")]
+    pub prepare: Option<String>,
 
     /// Instead of a load at a rate: measure the first N requests of a process that has just started. The metrics are the
     /// time from its start until they are answered, the slowest of them, and their mean. Nothing is left out as a warm-up.
@@ -147,7 +152,7 @@ pub struct Options {
     #[arg(long, value_name = "TIME[,…]", value_delimiter = ',', conflicts_with = "resume")]
     pub rest: Vec<Time>,
 
-    /// A run of the command, of --load-cmd or of the first requests that takes longer is ended and counts as failed
+    /// A run of the command, of --load-cmd, of --prepare or of the first requests that takes longer is ended and counts as failed
     /// [default: 10m]
     #[arg(long, value_name = "TIME", conflicts_with = "resume")]
     pub timeout: Option<Time>,
@@ -213,6 +218,12 @@ impl Options {
         let has_none = |(option, kinds): &&(&str, &[Of])| {
             !kinds.contains(&of) && given.iter().any(|(name, _)| name == option)
         };
+        if let (Of::Batch, Some(WarmUp::Time(time))) = (of, self.warm_up) {
+            return Some(format!(
+                "--warm-up {time} has no effect on {}: give a number of runs, for example --warm-up 3",
+                of.title()
+            ));
+        }
         let (option, kinds) = EFFECTIVE_IN.iter().find(has_none)?;
         let title = |kind: &Of| match (of, kind) {
             (Of::First, Of::Load) => "a server under --load without --first",
@@ -259,8 +270,21 @@ impl Options {
         self.load_time.map_or(Duration::from_secs(10), |time| time.0)
     }
 
+    /// Time of load that is not counted.
     pub fn warm_up(&self) -> Duration {
-        self.warm_up.map_or(Duration::from_secs(2), |time| time.0)
+        match self.warm_up {
+            None => Duration::from_secs(2),
+            Some(WarmUp::Number(seconds)) => Duration::from_secs(seconds.into()),
+            Some(WarmUp::Time(Time(time))) => time,
+        }
+    }
+
+    /// Runs of each arm that are not counted, before the first block. The first one shows whether the arm works.
+    pub fn warm_up_runs(&self) -> u32 {
+        match self.warm_up {
+            Some(WarmUp::Number(runs)) if self.of_what() == Of::Batch => runs,
+            _ => 1,
+        }
     }
 
     pub fn connections(&self) -> usize {
@@ -367,7 +391,13 @@ mod tests {
         &[&[], &["--body", "a file"]],
         &[&[], &["--at", "50%,70"], &["--at", "12.5%", "--at", "1000%"], &["--rate", "0.5"]],
         &[&[], &["--arrivals", "constant"], &["--arrivals", "poisson"]],
-        &[&[], &["--load-time", "500ms", "--warm-up", "0.5s"], &["--load-time", "0.0001s"]],
+        &[
+            &[],
+            &["--load-time", "500ms", "--warm-up", "0.5s"],
+            &["--load-time", "0.0001s"],
+            &["--warm-up", "3"],
+        ],
+        &[&[], &["--prepare", "rm -rf 'a b'"]],
         &[&[], &["--connections", "10000"], &["--first", "1000000"]],
         &[&[], &["--rest", "1s,2.5s", "--rest", "1m"]],
         &[&[], &["--timeout", "0.25h"]],
@@ -580,7 +610,7 @@ mod tests {
     #[test]
     fn an_option_is_refused_where_it_does_nothing_and_only_there() {
         // Options that have an effect in every trial.
-        let all = [&OTHERS[..], &["load", "load-cmd", "no-predict"]].concat();
+        let all = [&OTHERS[..], &["load", "load-cmd", "no-predict", "prepare"]].concat();
         for name in names() {
             let listed = EFFECTIVE_IN.iter().any(|(option, _)| *option == name);
             assert!(
@@ -630,6 +660,10 @@ mod tests {
             (
                 &["--first", "9"],
                 "--first has no effect on a command that runs to its end: it is for a server under --load with --first",
+            ),
+            (
+                &["--warm-up", "2s"],
+                "--warm-up 2s has no effect on a command that runs to its end: give a number of runs, for example --warm-up 3",
             ),
             (
                 &["--method", "PUT"],
