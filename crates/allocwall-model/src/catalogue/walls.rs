@@ -50,7 +50,7 @@ pub fn rung_title(rung: u8) -> &'static str {
         7 => "TLB",
         8 => "NUMA",
         9 => "kernel slab",
-        10 => "number and size of calls",
+        10 => "calls and bytes",
         11 => "allocator",
         12 => "retention",
         _ => "unknown rung",

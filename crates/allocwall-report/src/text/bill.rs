@@ -134,7 +134,7 @@ fn waits(page: &mut Page, bill: &Bill) {
     let parts: Vec<String> = known
         .iter()
         .map(|(class, time)| {
-            format!("{} {:.1} %", class.title(), time / whole.max(f64::MIN_POSITIVE) * 100.0)
+            format!("{} {:.1} %", class.short_title(), time / whole.max(f64::MIN_POSITIVE) * 100.0)
         })
         .collect();
     let text = match parts.is_empty() {

@@ -82,8 +82,14 @@ fn worst_first(verdict: &Verdict) -> Vec<&Finding> {
     walls
 }
 
+/// Without the threshold, which the whole report has.
 fn named(finding: &Finding) -> String {
-    format!("{}: {}", finding.wall.title(), because(finding))
+    let because = because(finding);
+    let reason = match because.rsplit_once("; ") {
+        Some((reason, threshold)) if threshold.contains("threshold ") => reason,
+        _ => &because,
+    };
+    format!("{}: {reason}", finding.wall.title())
 }
 
 /// The rungs of which every wall is ruled out, and single walls of the others.

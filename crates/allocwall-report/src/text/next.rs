@@ -18,7 +18,9 @@ pub(super) fn brief(page: &mut Page, rec: &Recording, bill: &Bill, verdict: &Ver
     let first = verdict.remedies.first();
     let tried = first.and_then(|remedy| trial(rec, bill, remedy)).map(|line| line.command);
     let applied = first.map(|remedy| remedy.how.command.clone());
-    let shown: Vec<&String> = tried.iter().chain(&applied).collect();
+    // What shows a wall with another tool can wait where a remedy can be tried.
+    let walls = verdict.findings.iter().filter(|_| first.is_some()).map(|finding| &finding.show.command);
+    let shown: Vec<&String> = tried.iter().chain(&applied).chain(walls).collect();
     let unseen = verdict.next.iter().filter(|step| !shown.contains(&&step.command));
     let mut steps: Vec<ShellLine> = unseen.take(NEXT_BRIEFLY).cloned().collect();
     if let Some(file) = file {

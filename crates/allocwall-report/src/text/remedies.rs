@@ -21,7 +21,8 @@ pub(super) fn brief(page: &mut Page, rec: &Recording, bill: &Bill, verdict: &Ver
     let Some((first, others)) = verdict.remedies.split_first() else { return };
     page.blank();
     let lead = format!("{:COLUMN$}", "REMEDY");
-    head(page, &lead, Ink::Heading, first);
+    let entry = remedies::find(&first.remedy);
+    head(page, &lead, Ink::Heading, first, &gain(first, entry));
     if let Some(line) = trial(rec, bill, first) {
         page.command_after(&beside("try"), COLUMN + 6, &without_long_remark(page, line));
     }
@@ -29,15 +30,17 @@ pub(super) fn brief(page: &mut Page, rec: &Recording, bill: &Bill, verdict: &Ver
         true => page.command_after(&beside("apply"), COLUMN + 6, &first.how),
         false => page.wrapped(COLUMN, &first.how.command, Ink::Plain),
     }
-    if !first.backfires.is_empty() {
-        page.hang(&beside("risk"), Ink::Faint, COLUMN + 6, &first.backfires, Ink::Plain);
-    }
-    for (nth, remedy) in others.iter().take(NAMED).enumerate() {
+    let risk = [restart(first.restart, entry), first.backfires.as_str()];
+    let risk: Vec<&str> = risk.into_iter().filter(|part| !part.is_empty()).collect();
+    page.hang(&beside("risk"), Ink::Faint, COLUMN + 6, &risk.join("; "), Ink::Plain);
+    // A single one takes as much room as the line that counts it.
+    let named = if others.len() == NAMED + 1 { others.len() } else { NAMED };
+    for (nth, remedy) in others.iter().take(named).enumerate() {
         let text = format!("{} · {}", terminal(&remedy.title), gain(remedy, remedies::find(&remedy.remedy)));
         let text = elide_end(&text, page.width.max(SHORT) - COLUMN);
         label(page, if nth == 0 { "OR" } else { "" }, Ink::Heading, &text);
     }
-    let more = others.len().saturating_sub(NAMED);
+    let more = others.len().saturating_sub(named);
     if more > 0 {
         label(page, "", Ink::Plain, &format!("{more} more with --all"));
     }
@@ -57,18 +60,16 @@ fn beside(word: &str) -> String {
     format!("{}{word}", " ".repeat(COLUMN))
 }
 
-/// The title, and what it saves at the right end of the line if there is room.
-fn head(page: &mut Page, lead: &str, ink: Ink, remedy: &Prescription) {
-    let entry = remedies::find(&remedy.remedy);
-    let facts = format!("{} · {}", gain(remedy, entry), restart(remedy.restart, entry));
+/// The title, and facts at the right end of the line if there is room.
+fn head(page: &mut Page, lead: &str, ink: Ink, remedy: &Prescription, facts: &str) {
     let title = terminal(&remedy.title);
-    let used = columns(lead) + columns(&title) + columns(&facts);
+    let used = columns(lead) + columns(&title) + columns(facts);
     if used + 2 <= page.width {
         let (lead, title) = (page.paint(ink, lead), page.paint(Ink::Heading, &title));
         page.line(&format!("{lead}{title}{}{facts}", " ".repeat(page.width - used)));
     } else {
         page.hang(lead, ink, columns(lead), &remedy.title, Ink::Heading);
-        page.wrapped(columns(lead), &facts, Ink::Plain);
+        page.wrapped(columns(lead), facts, Ink::Plain);
     }
 }
 
@@ -79,7 +80,9 @@ pub(super) fn all(page: &mut Page, rec: &Recording, bill: &Bill, verdict: &Verdi
     }
     page.section("REMEDIES", "try them in this order; gains are predictions");
     for (nth, remedy) in verdict.remedies.iter().take(REMEDIES_SHOWN).enumerate() {
-        head(page, &format!("  {}. ", nth + 1), Ink::Plain, remedy);
+        let entry = remedies::find(&remedy.remedy);
+        let facts = format!("{} · {}", gain(remedy, entry), restart(remedy.restart, entry));
+        head(page, &format!("  {}. ", nth + 1), Ink::Plain, remedy, &facts);
         if remedy.is_command {
             page.command(5, &remedy.how);
         } else {

@@ -117,12 +117,17 @@ fn the_brief_report_tries_and_applies_the_first_remedy_alone() {
     assert_eq!(page.matches("allocwall trial").count(), 1, "{page}");
     assert!(page.contains(TRIAL), "{page}");
     let others = page.split("\nOR ").nth(1).expect(&page);
-    assert!(others.contains("1 more with --all"), "{page}");
+    assert!(others.contains("preload jemalloc") && !others.contains("more with --all"), "{page}");
+    let mut many = case.clone();
+    many.verdict.remedies.push(many.verdict.remedies[3].clone());
+    assert!(briefly(&many, 100).contains("\n             2 more with --all\n"));
     assert!(others.contains("Huge pages for malloc · saves 28 to 44 % of CPU\n"), "{page}");
     // A change of the machine, or of the code, has no trial.
     case.verdict.remedies.rotate_left(2);
     let page = briefly(&case, 100);
-    assert!(!page.contains("allocwall trial --with") && page.contains("keep one Buffer"), "{page}");
+    let remedy = page.split("\nREMEDY ").nth(1).and_then(|rest| rest.split("\nNOT MEASURED").next());
+    let remedy = remedy.expect(&page);
+    assert!(!remedy.contains("allocwall trial --with") && remedy.contains("keep one Buffer"), "{page}");
     // A command that ended by itself is no server.
     let mut ended = sketches::first_touch();
     assert!(printed(&ended, 100).contains("--load URL"));
