@@ -77,6 +77,7 @@ STEPS = [
     Step("book scripts", **unittests("tests/book", "test_book")),
     Step("hostile scripts", **unittests("tests/hostile")),
     Step("faults scripts", **unittests("tests/faults")),
+    Step("dist scripts", **unittests("tests/dist")),
     Step("expectations", **unittests(REAL, "test_expectations", "test_evidence")),
     Step(
         "benches",
@@ -89,6 +90,8 @@ STEPS = [
     # Miri uses only one core, so the others build at the same time. The output of each target stays together.
     Step("nightly", ["make", "-j2", "--output-sync=target", "miri", "tsan", "fuzz"], ci=True),
     Step("python", ["make", "python-test", f"PROGRAM={TESTED}"], needs="build"),
+    # After the step python, whose wheel it installs.
+    Step("dist", [sys.executable, "tests/dist/run.py", "--binary", TESTED, "--install"], needs="build", ci=True),
     Step("rust", ["cargo", "test", "--workspace", "--locked", "--no-fail-fast", "--", "--show-output"]),
     Step("book", [sys.executable, "tests/book/run.py", "--binary", TESTED], needs="build"),
     Step("hostile", [sys.executable, "tests/hostile/run.py", "--binary", TESTED], needs="build"),
