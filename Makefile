@@ -5,7 +5,7 @@ CARGO ?= cargo
 NIGHTLY ?= nightly
 BINARY := target/release/allocwall
 
-.PHONY: demo test dist dist-test fuzz faults lab models miri tsan wheel python-test python-reliability bench count-cost count-suites trial-accuracy accuracy owners collectors experiments verdicts build
+.PHONY: demo test dist dist-test fuzz faults lab models miri tsan pool-install wheel python-test python-reliability bench count-cost count-suites trial-accuracy accuracy owners collectors experiments verdicts build
 
 ## Diagnoses a Python service with a known wall, under load. Under a minute after the build.
 demo: build
@@ -36,6 +36,10 @@ tsan:
 	export RUSTFLAGS=-Zsanitizer=thread TSAN_OPTIONS=allocator_may_return_null=1; \
 	$(CARGO) +$(NIGHTLY) test -p allocwall-pool --locked --no-fail-fast --target-dir target/tsan -Zbuild-std \
 	    --target $(shell rustc -vV | sed -n 's/host: //p') --test threads --test request -- --show-output
+
+## The C and C++ interface of the pool library: static library, headers, pkg-config file. PREFIX: /usr/local; DESTDIR for packagers.
+pool-install:
+	crates/allocwall-pool/install.sh $(if $(PREFIX),$(PREFIX),/usr/local)
 
 ## Every reader of untrusted bytes under libFuzzer: one minute in all; with LONG=1 ten minutes a reader. Nightly Rust.
 fuzz:

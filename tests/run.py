@@ -41,6 +41,7 @@ PACKAGES = {
     "unshare": "util-linux",
     "setarch": "util-linux",
     "musl-gcc": "musl-tools",
+    "pkg-config": "pkg-config",
     "busybox": "busybox-static",
     "perf": "linux-perf",
     "/usr/lib/*/libjemalloc.so.2": "libjemalloc2",
