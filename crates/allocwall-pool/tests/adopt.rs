@@ -11,7 +11,8 @@ use std::process::Command;
 /// The blocks of the README in this language.
 fn examples(language: &str) -> Vec<String> {
     let readme = fs::read_to_string(root().join("README.md")).unwrap();
-    let blocks = readme.split(&format!("\n```{language}\n")).skip(1);
+    let start = format!("\n```{language}\n");
+    let blocks = readme.split(&start).skip(1);
     blocks.map(|rest| rest.split("\n```").next().unwrap().to_owned() + "\n").collect()
 }
 
