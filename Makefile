@@ -28,7 +28,8 @@ miri:
 	@tools/nightly.sh $(NIGHTLY) miri miri rust-src || exit 0; set -ex; export MIRIFLAGS=-Zmiri-strict-provenance; \
 	$(CARGO) +$(NIGHTLY) miri test -p allocwall-pool --locked --no-fail-fast --target-dir target/miri \
 	    --test model --test threads --test request -- --show-output; \
-	$(CARGO) +$(NIGHTLY) miri test -p allocwall-pool --locked --target-dir target/miri --lib memory::tests -- --show-output
+	$(CARGO) +$(NIGHTLY) miri test -p allocwall-pool --locked --target-dir target/miri --features capi \
+	    --lib -- --show-output memory::tests lane::tests capi::tests
 
 ## The pool library's threads under ThreadSanitizer, including the standard library. Nightly Rust.
 tsan:

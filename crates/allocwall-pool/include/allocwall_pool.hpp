@@ -140,9 +140,10 @@ template <class T> class pool {
 
   private:
     friend class shards<T>;
-    explicit pool(aw_pool *raw) noexcept : raw_(raw) {}
+    using owner = detail::owner<aw_pool, aw_pool_free>;
+    explicit pool(owner raw) noexcept : raw_(std::move(raw)) {}
 
-    detail::owner<aw_pool, aw_pool_free> raw_;
+    owner raw_;
 };
 
 /// Pools for several producers, with consumers that free into all of them. Each pool may go to a thread of its own.
@@ -154,7 +155,7 @@ template <class T> class shards {
         detail::check(aw_shards_new(sizeof(T), producers, capacity, raw.data()));
         pools_.reserve(producers);
         for (aw_pool *one : raw) {
-            pools_.push_back(pool<T>(one));
+            pools_.push_back(pool<T>(typename pool<T>::owner(one)));
         }
     }
 

@@ -13,7 +13,9 @@ use crate::handle::sealed::Sealed;
 use crate::memory::{LINE, VALUE_OFFSET, try_box};
 use crate::pool::{RawPool, RawReturner};
 use crate::shards::Router;
-use crate::{Batch, BatchReturner, Batches, BufferReturner, Buffers, BuildError, LaneReceiver, LaneSender, Queue};
+use crate::{
+    Batch, BatchReturner, Batches, BufferReturner, Buffers, BuildError, LaneReceiver, LaneSender, Queue,
+};
 
 /// The number of size classes of `aw_buffers`: 64, 128, 256, 512, 1024, 2048 and 4096 bytes.
 pub const AW_BUFFER_CLASSES: usize = 7;
@@ -268,8 +270,9 @@ pub unsafe extern "C" fn aw_shards_new(
     let mut status = AwStatus::AW_OK;
     for member in 0..producers {
         let pool = match status {
-            AwStatus::AW_OK => layout(size)
-                .and_then(|layout| Ok(AwPool(RawPool::new(layout, capacity, capacity, member)?))),
+            AwStatus::AW_OK => {
+                layout(size).and_then(|layout| Ok(AwPool(RawPool::new(layout, capacity, capacity, member)?)))
+            }
             failed => Err(failed),
         };
         // SAFETY: the caller's promise; the status is a local variable.
@@ -452,10 +455,7 @@ pub unsafe extern "C" fn aw_batch_give(slot: *mut c_void) {
 ///
 /// `capacities` is NULL or has `AW_BUFFER_CLASSES` numbers. `status` is NULL or points to writable memory.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn aw_buffers_new(
-    capacities: *const usize,
-    status: *mut AwStatus,
-) -> *mut AwBuffers {
+pub unsafe extern "C" fn aw_buffers_new(capacities: *const usize, status: *mut AwStatus) -> *mut AwBuffers {
     // SAFETY: the caller's promise.
     unsafe {
         let capacities = capacities.cast::<[usize; AW_BUFFER_CLASSES]>().as_ref().ok_or(AwStatus::AW_NULL);
@@ -546,9 +546,9 @@ pub unsafe extern "C" fn aw_lane_new(
     if sender.is_null() || receiver.is_null() {
         return AwStatus::AW_NULL;
     }
-    let ends = crate::lane(capacity).map_err(AwStatus::from).and_then(|(to, from)| {
-        Ok((try_box(AwLaneSender(to))?, try_box(AwLaneReceiver(from))?))
-    });
+    let ends = crate::lane(capacity)
+        .map_err(AwStatus::from)
+        .and_then(|(to, from)| Ok((try_box(AwLaneSender(to))?, try_box(AwLaneReceiver(from))?)));
     let (to, from, status) = match ends {
         Ok((to, from)) => (Box::into_raw(to), Box::into_raw(from), AwStatus::AW_OK),
         Err(why) => (null_mut(), null_mut(), why),
@@ -627,4 +627,63 @@ pub unsafe extern "C" fn aw_lane_sender_free(sender: *mut AwLaneSender) {
 pub unsafe extern "C" fn aw_lane_receiver_free(receiver: *mut AwLaneReceiver) {
     // SAFETY: the caller's promise.
     unsafe { freed(receiver) };
+}
+
+// `tests/edges.c` has the cases; these are for Miri, which can't run C.
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shards_and_a_lane() {
+        // SAFETY: each function gets what another one returned, on one thread, and ends it once.
+        unsafe {
+            let (mut pools, mut to, mut from) = ([null_mut(); 2], null_mut(), null_mut());
+            assert!(matches!(aw_shards_new(64, 2, 1, pools.as_mut_ptr()), AwStatus::AW_OK));
+            assert!(matches!(aw_lane_new(2, &raw mut to, &raw mut from), AwStatus::AW_OK));
+            let home = aw_shard_returner_new(pools.as_ptr(), 2);
+            for pool in pools {
+                let slot = aw_pool_take(pool);
+                slot.cast::<u64>().write(7);
+                assert!(aw_lane_send(to, slot) && aw_pool_take(pool).is_null());
+            }
+            aw_lane_sender_free(to);
+            assert!(aw_lane_receiver_is_abandoned(from));
+            aw_shard_returner_give(home, aw_lane_recv(from));
+            let last = aw_lane_recv(from);
+            assert_eq!(last.cast::<u64>().read(), 7);
+            pools.map(|pool| aw_pool_free(pool));
+            aw_shard_returner_free(home);
+            aw_give(last);
+            aw_lane_receiver_free(from);
+        }
+    }
+
+    #[test]
+    fn batches_and_buffers() {
+        // SAFETY: as above.
+        unsafe {
+            let batches = aw_batches_new(100, 1, 2, 2, null_mut());
+            let home = aw_batch_returner_new(batches);
+            let slots: [_; 4] = core::array::from_fn(|_| aw_batches_take(batches));
+            assert!(!slots[3].is_null() && aw_batches_take(batches).is_null());
+            aw_batch_returner_give(home, slots[0]);
+            aw_batch_give(slots[1]);
+            assert_eq!(aw_batches_take(batches), slots[0]);
+            aw_batches_free(batches);
+            [slots[0], slots[2]].map(|slot| aw_batch_returner_give(home, slot));
+            aw_batch_returner_free(home);
+            aw_batch_give(slots[3]);
+
+            let buffers = aw_buffers_new([1; AW_BUFFER_CLASSES].as_ptr(), null_mut());
+            let home = aw_buffer_returner_new(buffers);
+            let (small, large) = (aw_buffers_take(buffers, 1), aw_buffers_take(buffers, AW_BUFFER_MAX));
+            large.cast::<u8>().write_bytes(1, AW_BUFFER_MAX);
+            assert!(aw_buffers_take(buffers, 64).is_null() && aw_buffers_take(buffers, usize::MAX).is_null());
+            aw_buffer_returner_give(home, small);
+            aw_buffers_free(buffers);
+            aw_give(large);
+            aw_buffer_returner_free(home);
+        }
+    }
 }

@@ -251,8 +251,8 @@ impl RequestArena {
     ///
     /// let arena = RequestArena::new(4096)?;
     /// let mut list = BumpVec::new_in(arena.bump());
-    /// list.extend([1, 2, 3]);
-    /// assert_eq!(list.len(), 3);
+    /// list.try_push(7).unwrap();
+    /// assert_eq!(list, [7]);
     /// # Ok::<(), allocwall_pool::BuildError>(())
     /// ```
     pub fn bump(&self) -> &Bump {

@@ -204,6 +204,7 @@ impl Buffers {
     /// let mut buffers = allocwall_pool::Buffers::new([8; 7])?;
     /// assert_eq!(buffers.zeroed(100)?.len(), 100);
     /// assert_eq!(buffers.zeroed(5000).unwrap_err(), NoBuffer::TooLong { len: 5000 });
+    /// assert_eq!(buffers.zeroed(usize::MAX).unwrap_err(), NoBuffer::TooLong { len: usize::MAX });
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
@@ -221,10 +222,12 @@ impl Buffers {
     /// A buffer whose bytes are not written yet.
     #[inline]
     pub(crate) fn take(&mut self, len: usize) -> Result<Buffer, NoBuffer> {
+        if len > CLASSES[CLASSES.len() - 1] {
+            return Err(NoBuffer::TooLong { len });
+        }
         // Class 0 has 64 bytes, and each class is twice the previous one.
         let class = len.max(LINE).next_power_of_two().trailing_zeros() - LINE.trailing_zeros();
-        let pool = self.0.get_mut(class as usize).ok_or(NoBuffer::TooLong { len })?;
-        let slot = pool.take().ok_or(NoBuffer::Full { class: CLASSES[class as usize] })?;
+        let slot = self.0[class as usize].take().ok_or(NoBuffer::Full { class: CLASSES[class as usize] })?;
         Ok(Buffer { slot, len })
     }
 

@@ -68,9 +68,14 @@ fn the_package_has_what_it_needs_and_nothing_else() {
     command.current_dir(root()).args(["package", "--list", "--allow-dirty", "--offline"]);
     let listed = run(&mut command);
     let listed: Vec<&str> = listed.lines().collect();
-    for file in
-        ["LICENSE-APACHE", "LICENSE-MIT", "README.md", "include/allocwall_pool.h", "allocwall-pool.pc.in", "src/lib.rs"]
-    {
+    for file in [
+        "LICENSE-APACHE",
+        "LICENSE-MIT",
+        "README.md",
+        "include/allocwall_pool.h",
+        "allocwall-pool.pc.in",
+        "src/lib.rs",
+    ] {
         assert!(listed.contains(&file), "{file} is not in the package: {listed:?}");
     }
     let known = ["src/", "include/", "tests/", "benches/"];

@@ -331,7 +331,7 @@ impl<S: System> Arenas<S> {
     /// let arenas = Arenas::new(Settings::of(1 << 20))?;
     /// let mut other = 0u64;
     /// // SAFETY: not an arena, so it is left alone.
-    /// assert_eq!(unsafe { arenas.free((&mut other).into()) }, Freed::Foreign);
+    /// assert_eq!(unsafe { arenas.free(std::ptr::NonNull::from(&mut other).cast()) }, Freed::Foreign);
     /// # Ok::<(), allocwall_pool::region::Why>(())
     /// ```
     ///
