@@ -121,6 +121,10 @@ def of_tarball(machine, packages):
     machine.run("tar", "-xzf", machine.bring(packages.tarball("gnu")), "-C", "/opt/allocwall", "--strip-components=1")
     use(machine, "/opt/allocwall/allocwall", packages.version)
     preloads(machine, "/opt/allocwall/allocwall")
+    # The program alone, as docs/install.md has it.
+    unpack = "cd /root && tar -xzf $0 --strip-components=1 --wildcards '*/allocwall' && ls && ./allocwall --version"
+    told = machine.run("sh", "-c", unpack, f"/tmp/{packages.tarball('gnu').name}")
+    expect(told == f"allocwall\nallocwall {packages.version}\n", f"the program alone: {told!r}")
     documents(machine, "/opt/allocwall/allocwall", "opt/allocwall/man/allocwall.1", "opt/allocwall/completions/allocwall.bash")
 
 

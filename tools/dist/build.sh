@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds what `make dist` packs, into a folder: build.sh OUT
 #
-#   OUT/gnu/allocwall     for glibc 2.28 and later: Debian 11, RHEL 8, Ubuntu 20.04
+#   OUT/gnu/allocwall     for glibc 2.28 and later
 #   OUT/musl/allocwall    static, for any Linux
 #   OUT/allocwall.cdx.json    the bill of materials (CycloneDX)
 #
