@@ -10,6 +10,7 @@ Python, and no compiler. `--bare`: a root that holds only busybox and the static
 """
 
 import argparse
+import gzip
 import os
 import shutil
 import subprocess
@@ -90,11 +91,13 @@ def preloads(machine, program):
     expect("calls" in counted, f"count: {counted[-600:]}")
 
 
-def documents(machine, program, manual, completions):
-    """Pages and completions are where their readers look, if the program has them."""
-    for verb, path in ((("man",), manual), (("completions", "bash"), completions)):
-        has = subprocess.run(("chroot", machine.root, program, *verb), stdin=subprocess.DEVNULL, capture_output=True).returncode == 0
-        expect((machine.root / path).is_file() == has, f"{path} and `{' '.join(verb)}` disagree")
+def documents(machine, program, *paths):
+    """The page of the program, that of a verb, and the completions are where their readers look, and are of this program."""
+    page, verb, completions = (machine.root / path for path in paths)
+    opened = gzip.decompress if page.suffix == ".gz" else bytes
+    expect(opened(page.read_bytes()).decode() == machine.run(program, "man"), f"{page} is another page")
+    expect(verb.is_file(), f"{verb} is missing")
+    expect(completions.read_text() == machine.run(program, "completions", "bash"), f"{completions} are others")
 
 
 def absent(machine, *names):
@@ -108,7 +111,8 @@ def of_deb(machine, packages):
     machine.run("dpkg", "--install", machine.bring(packages.deb))
     use(machine, "/usr/bin/allocwall", packages.version)
     preloads(machine, "/usr/bin/allocwall")
-    documents(machine, "/usr/bin/allocwall", files[2], "usr/share/bash-completion/completions/allocwall")
+    verb, completions = "usr/share/man/man1/allocwall-diagnose.1.gz", "usr/share/bash-completion/completions/allocwall"
+    documents(machine, "/usr/bin/allocwall", files[2], verb, completions)
     told = machine.run("dpkg", "--verify", "allocwall")
     expect("/usr/bin/" not in told, f"dpkg --verify: {told}")
     machine.run("dpkg", "--purge", "allocwall")
@@ -125,7 +129,8 @@ def of_tarball(machine, packages):
     unpack = "cd /root && tar -xzf $0 --strip-components=1 --wildcards '*/allocwall' && ls && ./allocwall --version"
     told = machine.run("sh", "-c", unpack, f"/tmp/{packages.tarball('gnu').name}")
     expect(told == f"allocwall\nallocwall {packages.version}\n", f"the program alone: {told!r}")
-    documents(machine, "/opt/allocwall/allocwall", "opt/allocwall/man/allocwall.1", "opt/allocwall/completions/allocwall.bash")
+    pages = ("opt/allocwall/man/allocwall.1", "opt/allocwall/man/allocwall-diagnose.1")
+    documents(machine, "/opt/allocwall/allocwall", *pages, "opt/allocwall/completions/allocwall.bash")
 
 
 def of_wheel(machine, packages):

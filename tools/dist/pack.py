@@ -107,23 +107,9 @@ def strip(source, folder):
 
 
 def manual(path, folder):
-    """The manual pages by file name: none, with a note, if the program can't write them."""
-    if subprocess.run((path, "man", "--to", folder), stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0:
-        return {page.name: page.read_bytes() for page in sorted(folder.iterdir())}
-    print("note: this program has no `man`: the packages have no manual pages", file=sys.stderr)
-    return {}
-
-
-def completions(path):
-    made = {}
-    for shell in COMPLETIONS:
-        ran = subprocess.run((path, "completions", shell), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        if ran.returncode == 0:
-            made[shell] = ran.stdout
-    if len(made) < len(COMPLETIONS):
-        lacking = ", ".join(shell for shell in COMPLETIONS if shell not in made)
-        print(f"note: this program has no `completions` for {lacking}: the packages have none", file=sys.stderr)
-    return made
+    """The manual pages by file name."""
+    subprocess.run((path, "man", "--to", folder), check=True, stdin=subprocess.DEVNULL)
+    return {page.name: page.read_bytes() for page in sorted(folder.iterdir())}
 
 
 def program(source, folder, limit):
@@ -135,7 +121,7 @@ def program(source, folder, limit):
         version=said(path, "--version").split()[-1],
         architecture=elf_of(path)[1],
         manual=manual(path, folder / "manual"),
-        completions=completions(path),
+        completions={shell: said(path, "completions", shell).encode() for shell in COMPLETIONS},
     )
 
 
