@@ -2,8 +2,8 @@
 """Runs every test, continues after a failure, and ends with one line: `N passed, N failed, N skipped`.
 
     tests/run.py            the steps of `make test`
-    tests/run.py --ci       also format, lints, licences, the bundled jemalloc, the pool under Miri and ThreadSanitizer, and a short run
-                            of the fuzzer, of faults in system calls, and of another kernel
+    tests/run.py --ci       also format, lints, licences, the bundled jemalloc, the pool under Miri and ThreadSanitizer, the packages in a
+                            bare root, and a short run of the fuzzer, of faults in system calls, and of another kernel
     tests/run.py rust real  only these steps; --list prints their names
 
 A test that cannot run on a machine prints `skipped: reason` and passes; a script prints `skipped: test: reason`. This runner counts it
