@@ -5,7 +5,7 @@ CARGO ?= cargo
 NIGHTLY ?= nightly
 BINARY := target/release/allocwall
 
-.PHONY: demo test fuzz faults lab models miri tsan wheel python-test python-reliability bench count-cost count-suites trial-accuracy accuracy owners collectors experiments verdicts build
+.PHONY: demo test dist dist-test fuzz faults lab models miri tsan pool-install wheel python-test python-reliability bench count-cost count-suites trial-accuracy accuracy owners collectors experiments verdicts build
 
 ## Diagnoses a Python service with a known wall, under load. Under a minute after the build.
 demo: build
@@ -28,7 +28,8 @@ miri:
 	@tools/nightly.sh $(NIGHTLY) miri miri rust-src || exit 0; set -ex; export MIRIFLAGS=-Zmiri-strict-provenance; \
 	$(CARGO) +$(NIGHTLY) miri test -p allocwall-pool --locked --no-fail-fast --target-dir target/miri \
 	    --test model --test threads --test request -- --show-output; \
-	$(CARGO) +$(NIGHTLY) miri test -p allocwall-pool --locked --target-dir target/miri --lib memory::tests -- --show-output
+	$(CARGO) +$(NIGHTLY) miri test -p allocwall-pool --locked --target-dir target/miri --features capi \
+	    --lib -- --show-output memory::tests lane::tests capi::tests
 
 ## The pool library's threads under ThreadSanitizer, including the standard library. Nightly Rust.
 tsan:
@@ -36,6 +37,10 @@ tsan:
 	export RUSTFLAGS=-Zsanitizer=thread TSAN_OPTIONS=allocator_may_return_null=1; \
 	$(CARGO) +$(NIGHTLY) test -p allocwall-pool --locked --no-fail-fast --target-dir target/tsan -Zbuild-std \
 	    --target $(shell rustc -vV | sed -n 's/host: //p') --test threads --test request -- --show-output
+
+## The C and C++ interface of the pool library: static library, headers, pkg-config file. PREFIX: /usr/local; DESTDIR for packagers.
+pool-install:
+	crates/allocwall-pool/install.sh $(if $(PREFIX),$(PREFIX),/usr/local)
 
 ## Every reader of untrusted bytes under libFuzzer: one minute in all; with LONG=1 ten minutes a reader. Nightly Rust.
 fuzz:
@@ -56,14 +61,31 @@ verdicts: build
 	@tools/need.sh python3=python3 cc=build-essential c++=build-essential
 	tests/verdicts/run.py
 
-## The wheel, which contains the program, in target/wheels. PROGRAM=FILE: this one instead of a new build.
+## Packages for machines without a compiler, in target/dist/packages: tarballs, .deb, wheel, bill of materials, checksums. They run on
+## systems that are older than this one (docs/install.md). Two release builds: about twenty minutes on two CPUs.
+dist:
+	@tools/need.sh python3=python3 cc=build-essential c++=build-essential readelf=binutils dpkg-deb=dpkg
+	@/usr/bin/python3 -c 'import ensurepip' 2>/dev/null || tools/need.sh venv=python3-venv
+	tools/dist/build.sh target/dist/programs
+	tools/dist/pack.py --program target/dist/programs/gnu/allocwall --static target/dist/programs/musl/allocwall \
+	    --sbom target/dist/programs/allocwall.cdx.json --zig "$$(target/tools/zig/bin/python -c 'import ziglang; print(ziglang.__path__[0])')/zig" \
+	    target/dist/packages
+
+## Installs the packages of `make dist` in bare root file systems: Debian 11, 12 and 13, and one with nothing but busybox. As root.
+dist-test:
+	tests/dist/run.py --install --packages target/dist/packages --suite bullseye --suite bookworm --suite trixie --bare
+
+## The wheel, which contains the program, in target/wheels. PROGRAM=FILE: this one instead of a new build. ZIG=FILE: the extension is
+## built with this zig, for the glibc that the program needs.
 wheel: export ALLOCWALL_PROGRAM := $(if $(PROGRAM),$(abspath $(PROGRAM)))
+wheel: export CARGO_ZIGBUILD_ZIG_PATH := $(ZIG)
 wheel:
 	@tools/need.sh python3=python3 cc=build-essential c++=build-essential
 	@/usr/bin/python3 -c 'import ensurepip' 2>/dev/null || tools/need.sh venv=python3-venv
 	python3 -m venv target/venv
 	rm -rf target/wheels
-	target/venv/bin/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir target/wheels .
+	target/venv/bin/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir target/wheels \
+	    $(if $(ZIG),--config-settings build-args=--zig) .
 
 ## The wheel's tests on every installed CPython from 3.9 on, and its refusals on PyPy.
 python-test: wheel

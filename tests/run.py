@@ -2,8 +2,8 @@
 """Runs every test, continues after a failure, and ends with one line: `N passed, N failed, N skipped`.
 
     tests/run.py            the steps of `make test`
-    tests/run.py --ci       also format, lints, licences, the bundled jemalloc, the pool under Miri and ThreadSanitizer, and a short run
-                            of the fuzzer, of faults in system calls, and of another kernel
+    tests/run.py --ci       also format, lints, licences, the bundled jemalloc, the pool under Miri and ThreadSanitizer, the packages in a
+                            bare root, and a short run of the fuzzer, of faults in system calls, and of another kernel
     tests/run.py rust real  only these steps; --list prints their names
 
 A test that cannot run on a machine prints `skipped: reason` and passes; a script prints `skipped: test: reason`. This runner counts it
@@ -41,6 +41,7 @@ PACKAGES = {
     "unshare": "util-linux",
     "setarch": "util-linux",
     "musl-gcc": "musl-tools",
+    "pkg-config": "pkg-config",
     "busybox": "busybox-static",
     "perf": "linux-perf",
     "/usr/lib/*/libjemalloc.so.2": "libjemalloc2",
@@ -77,6 +78,7 @@ STEPS = [
     Step("book scripts", **unittests("tests/book", "test_book")),
     Step("hostile scripts", **unittests("tests/hostile")),
     Step("faults scripts", **unittests("tests/faults")),
+    Step("dist scripts", **unittests("tests/dist")),
     Step("expectations", **unittests(REAL, "test_expectations", "test_evidence")),
     Step(
         "benches",
@@ -89,6 +91,8 @@ STEPS = [
     # Miri uses only one core, so the others build at the same time. The output of each target stays together.
     Step("nightly", ["make", "-j2", "--output-sync=target", "miri", "tsan", "fuzz"], ci=True),
     Step("python", ["make", "python-test", f"PROGRAM={TESTED}"], needs="build"),
+    # After the step python, whose wheel it installs.
+    Step("dist", [sys.executable, "tests/dist/run.py", "--binary", TESTED, "--install"], needs="build", ci=True),
     Step("rust", ["cargo", "test", "--workspace", "--locked", "--no-fail-fast", "--", "--show-output"]),
     Step("book", [sys.executable, "tests/book/run.py", "--binary", TESTED], needs="build"),
     Step("hostile", [sys.executable, "tests/hostile/run.py", "--binary", TESTED], needs="build"),

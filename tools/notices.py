@@ -2,7 +2,8 @@
 """Checks the licences of all dependencies of the binary.
 
 The allow list below must satisfy each dependency's licence. Dependencies whose licence asks for attribution must be in NOTICE.
-Exits with 1 and one line for each problem. `--list` prints name, version and licence of all.
+Exits with 1 and one line for each problem. `--list` prints name, version and licence of all. `--texts` prints only the texts of the
+licences of what is linked into the program; they must accompany every copy of it.
 """
 
 import json
@@ -28,17 +29,55 @@ ALLOWED = {
 }
 # Weak copyleft, file by file: allowed only for these packages, unchanged and named in NOTICE.
 ALLOWED_FOR = {"inferno": {"CDDL-1.0"}}
+LICENCE = re.compile(r"(LICEN[CS]E|COPYING|COPYRIGHT|NOTICE|UNLICENSE)", re.I)
 # Licences that require attribution also in binaries, in addition to the MIT notice that all share.
 NAMED = {"CDDL-1.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "Unicode-3.0", "Zlib"}
 
 
-def packages():
-    """Third-party packages of the workspace on Linux, from cargo."""
+def metadata():
+    """The packages of the workspace on Linux, from cargo."""
     command = ["cargo", "metadata", "--format-version", "1", "--locked", "--filter-platform", "x86_64-unknown-linux-gnu"]
-    metadata = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
-    used = {node["id"] for node in metadata["resolve"]["nodes"]}
-    own = set(metadata["workspace_members"])
-    return [package for package in metadata["packages"] if package["id"] in used - own]
+    return json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
+
+
+def packages(about):
+    """Third-party packages of the workspace."""
+    used = {node["id"] for node in about["resolve"]["nodes"]}
+    own = set(about["workspace_members"])
+    return [package for package in about["packages"] if package["id"] in used - own]
+
+
+def linked(about):
+    """Third-party packages in the program: what it needs to run, and the sources of the embedded libraries."""
+    nodes = {node["id"]: node for node in about["resolve"]["nodes"]}
+    names = {package["id"]: package["name"] for package in about["packages"]}
+    rest, found = [next(id for id in about["workspace_members"] if names[id] == "allocwall")], set()
+    while rest:
+        if (id := rest.pop()) in found:
+            continue
+        found.add(id)
+        for dependency in nodes[id]["deps"]:
+            kinds = {kind["kind"] for kind in dependency["dep_kinds"]}
+            if None in kinds or names[dependency["pkg"]] == "snmalloc-sys":
+                rest.append(dependency["pkg"])
+    return [package for package in packages(about) if package["id"] in found]
+
+
+def texts(about):
+    """The texts of the licences, each once, below the names of its packages."""
+    owners = {}
+    for package in linked(about):
+        folder = Path(package["manifest_path"]).parent
+        files = sorted(path for path in folder.iterdir() if path.is_file() and LICENCE.match(path.name))
+        name = f"{package['name']} {package['version']} ({package['license']})"
+        for path in files:
+            owners.setdefault(path.read_text(errors="replace").strip(), []).append(name)
+        if not files:
+            # The crate contains no text. Its licence names it, and its source has the authors.
+            where = package["repository"] or f"https://crates.io/crates/{package['name']}"
+            owners.setdefault(f"No text in the package; its source: {where}", []).append(name)
+    rule = "-" * 100
+    return "".join(f"{rule}\n{', '.join(names)}\n{rule}\n{text}\n\n" for text, names in sorted(owners.items(), key=lambda one: one[1]))
 
 
 def tokens(expression):
@@ -130,7 +169,11 @@ def self_test():
 
 def main():
     self_test()
-    found = sorted(packages(), key=lambda package: (package["name"], package["version"]))
+    about = metadata()
+    if "--texts" in sys.argv[1:]:
+        print(texts(about), end="")
+        return 0
+    found = sorted(packages(about), key=lambda package: (package["name"], package["version"]))
     if "--list" in sys.argv[1:]:
         for package in found:
             print(f"{package['name']} {package['version']}: {package['license']}")

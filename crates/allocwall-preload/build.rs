@@ -85,7 +85,9 @@ fn of_libc(
     // On aarch64, atomic operations would otherwise be calls of libgcc.
     build.flag_if_supported("-mno-outline-atomics");
     let path = out.join(file_name);
-    let arguments = [sources[0].as_os_str(), "-nostdlib".as_ref()];
+    // Compiled by itself: with `-nostdlib`, zig's compiler does not find the headers of the C library either.
+    let object = build.file(&sources[0]).compile_intermediates();
+    let arguments = [object[0].as_os_str(), "-nostdlib".as_ref()];
     link(&build, file_name, &path, arguments);
     Library {
         kind,
@@ -222,6 +224,8 @@ fn snmalloc(here: &Path, out: &Path) -> Library {
 /// processes that are measured.
 fn compiler() -> cc::Build {
     let mut build = cc::Build::new();
+    // The allocators are for programs with glibc, also where the program that embeds them is linked with musl.
+    build.target(&variable("TARGET").replace("-musl", "-gnu"));
     build.opt_level(3).debug(false).pic(true).warnings(false).define("NDEBUG", None);
     build
 }

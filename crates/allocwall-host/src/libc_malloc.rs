@@ -91,6 +91,13 @@ impl Drop for MallocChild {
 
 /// Otherwise the price would be that of another allocator or setting than the target's default.
 fn undisturbed_libc() -> Measured<()> {
+    if !cfg!(target_env = "gnu") {
+        return Err(Absence::new(
+            Reason::NotApplicable,
+            "this allocwall is linked with musl, and its malloc may not be that of the target",
+        )
+        .mend("use the allocwall that is linked with glibc"));
+    }
     if let Some(owner) = owner_of_malloc().filter(|owner| !is_libc(owner)) {
         return Err(Absence::new(
             Reason::NotApplicable,

@@ -9,7 +9,7 @@ use core::ptr::NonNull;
 
 use crate::estate::{Estate, Parting};
 use crate::handle::{Handle, sealed::Sealed};
-use crate::memory::{Block, Header, Heap, Memory, Shape, Slots, hands, header};
+use crate::memory::{Block, Header, Heap, Memory, Shape, Slots, hands, header, no_memory, try_box};
 use crate::sync::{AtomicUsize, Ordering, Padded, UnsafeCell, by_its_writer};
 use crate::{BuildError, Full};
 
@@ -110,6 +110,12 @@ unsafe impl<T: Send> Send for Batches<T> {}
 impl<T> Batches<T> {
     /// Makes `arenas` arenas of `slots` slots each. Their number never grows. All memory is allocated and touched here.
     ///
+    /// ```
+    /// let batches = allocwall_pool::Batches::<u64>::new(4, 1024)?;
+    /// assert_eq!(batches.capacity(), 4096);
+    /// # Ok::<(), allocwall_pool::BuildError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`BuildError::NoCapacity`] if either number is 0, [`BuildError::SlotTooLarge`] if `T` is too large, and
@@ -123,26 +129,65 @@ impl<T> Batches<T> {
     /// Cost: an allocation that adds an arena also allocates and touches its memory. Each arena up to the limit has a
     /// count of 128 bytes from the start, and 8 bytes for each returner.
     ///
+    /// ```
+    /// let mut batches = allocwall_pool::Batches::growable(1, 1, 2)?;
+    /// let kept = batches.alloc(1).unwrap();
+    /// let other = batches.alloc(2).unwrap(); // in an arena that was added
+    /// assert!(batches.alloc(3).is_err());
+    /// # Ok::<(), allocwall_pool::BuildError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// As for [`new`](Self::new), and [`BuildError::LimitBelowCapacity`] for a limit below `arenas`.
     pub fn growable(arenas: usize, slots: usize, limit: usize) -> Result<Self, BuildError> {
-        let shape = Shape::new(Layout::new::<T>())?;
+        Self::shaped(Layout::new::<T>(), arenas, slots, limit)
+    }
+
+    /// As [`growable`](Self::growable), with slots of this layout.
+    pub(crate) fn shaped(
+        layout: Layout,
+        arenas: usize,
+        slots: usize,
+        limit: usize,
+    ) -> Result<Self, BuildError> {
+        let shape = Shape::new(layout)?;
         if arenas == 0 {
             return Err(BuildError::NoCapacity);
         }
         if limit < arenas {
             return Err(BuildError::LimitBelowCapacity { capacity: arenas, limit });
         }
-        let memories =
-            (0..arenas).map(|_| Heap::new(shape.bytes_for(slots)?)).collect::<Result<Vec<_>, _>>()?;
-        let blocks: Vec<_> = memories.iter().map(|memory| Block::of(memory)).collect();
-        Self::of(memories, &blocks, shape, limit)
+        let counts = counts(limit)?;
+        let bytes = shape.bytes_for(slots)?;
+        // No machine can satisfy that: report it before memory is touched.
+        if bytes.checked_mul(arenas).is_none_or(|all| all > isize::MAX as usize) {
+            return Err(BuildError::OutOfMemory { bytes: usize::MAX });
+        }
+        let (mut memories, mut blocks) = (reserved(arenas)?, reserved(arenas)?);
+        for _ in 0..arenas {
+            let memory = Heap::new(bytes)?;
+            blocks.push(Block::of(&memory));
+            let memory: Box<dyn Memory> = try_box(memory)?;
+            memories.push(memory);
+        }
+        Self::of(memories, &blocks, shape, counts)
     }
 
     /// Makes `arenas` arenas in memory that you supply, for example a region of huge pages. The arenas are equal
     /// parts of whole chunks of 256 KiB, which start at the first address that is aligned to 256 KiB; the rest is not
     /// used. The memory is dropped when the owner and all returners are gone and the last slot is home.
+    ///
+    /// ```
+    /// # #[cfg(target_os = "linux")] {
+    /// use allocwall_pool::region::{Region, Request};
+    ///
+    /// let memory = Region::new(&Request::of(2 << 20)).expect("2 MiB of address space");
+    /// let mut batches = allocwall_pool::Batches::over(memory, 4)?;
+    /// assert!(batches.alloc([7u64; 8]).is_ok());
+    /// # }
+    /// # Ok::<(), allocwall_pool::BuildError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -157,29 +202,32 @@ impl<T> Batches<T> {
         if blocks[0].bytes == 0 {
             return Err(BuildError::NoCapacity);
         }
-        Self::of([memory], &blocks, shape, arenas)
+        let memory: Box<dyn Memory> = try_box(memory)?;
+        Self::of([memory], &blocks, shape, counts(arenas)?)
     }
 
-    /// One arena in each block. The blocks have the same size and are parts of the memories.
+    /// One arena in each block. The blocks have the same size and are parts of the memories. `counts` has one for each
+    /// arena up to the limit.
     fn of(
-        memories: impl IntoIterator<Item = impl Memory + 'static>,
+        memories: impl IntoIterator<Item = Box<dyn Memory>>,
         blocks: &[Block],
         shape: Shape,
-        limit: usize,
+        counts: Box<[Padded<AtomicUsize>]>,
     ) -> Result<Self, BuildError> {
-        // A count for each arena up to the limit. A limit that exceeds all memory must be an error, not an abort.
-        let mut counts = Vec::new();
-        counts.try_reserve_exact(limit).map_err(|_| BuildError::OutOfMemory {
-            bytes: limit.saturating_mul(size_of::<Padded<AtomicUsize>>()),
-        })?;
-        counts.extend((0..limit).map(|_| Padded(AtomicUsize::new(0))));
-        let estate = Estate::new(counts.into_boxed_slice())?;
+        let limit = counts.len();
+        let mut arenas: Vec<Owned> = reserved(blocks.len())?;
+        let estate = Estate::new(counts)?;
         for memory in memories {
-            // SAFETY: the caller is the owner.
-            unsafe { estate.as_ref().keep(Box::new(memory)) };
+            // SAFETY: the caller is the owner, and has the only reference.
+            unsafe {
+                if let Err(error) = estate.as_ref().make_room() {
+                    Estate::release(estate, 1);
+                    return Err(error);
+                }
+                estate.as_ref().keep(memory);
+            }
         }
-        let own = |(at, &block)| own(estate, block, shape, at);
-        let mut arenas: Vec<Owned> = blocks.iter().enumerate().map(own).collect();
+        arenas.extend(blocks.iter().enumerate().map(|(at, &block)| own(estate, block, shape, at)));
         arenas[0].handed = arenas[0].size;
         Ok(Self {
             slots: arenas[0].slots.clone(),
@@ -194,6 +242,11 @@ impl<T> Batches<T> {
     }
 
     /// The number of slots in all arenas now, free or in use.
+    ///
+    /// ```
+    /// assert_eq!(allocwall_pool::Batches::<u64>::new(2, 64)?.capacity(), 128);
+    /// # Ok::<(), allocwall_pool::BuildError>(())
+    /// ```
     pub fn capacity(&self) -> usize {
         self.arenas.iter().map(|arena| arena.size).sum()
     }
@@ -201,24 +254,41 @@ impl<T> Batches<T> {
     /// Stores a value. Never waits. Cost: a moved pointer; at the end of an arena, one counter per returner for each
     /// arena until a drained one is found.
     ///
+    /// ```
+    /// use allocwall_pool::{Batches, Full};
+    ///
+    /// let mut batches = Batches::new(2, 1)?;
+    /// let (first, second) = (batches.alloc(1).unwrap(), batches.alloc(2).unwrap());
+    /// let Err(Full(third)) = batches.alloc(3) else { unreachable!() };
+    /// drop(first); // its arena has drained
+    /// assert_eq!(batches.alloc(third).map(|object| *object).ok(), Some(3));
+    /// # drop(second);
+    /// # Ok::<(), allocwall_pool::BuildError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Full`] with the value if the current arena is used up, no other arena has drained, and none can be added.
     #[inline]
     pub fn alloc(&mut self, value: T) -> Result<Batched<T>, Full<T>> {
+        match self.take() {
+            // SAFETY: a free slot with the shape of `T`.
+            Some(slot) => Ok(unsafe { Handle::new(slot, value) }),
+            None => Err(Full(value)),
+        }
+    }
+
+    /// Takes a free slot, or `None` if none has come home and no arena can be added.
+    #[inline]
+    pub(crate) fn take(&mut self) -> Option<NonNull<u8>> {
         let slot = match self.slots.next() {
             Some(slot) => slot,
-            None if self.rotate() => match self.slots.next() {
-                Some(slot) => slot,
-                None => return Err(Full(value)),
-            },
-            None => return Err(Full(value)),
+            None if self.rotate() => self.slots.next()?,
+            None => return None,
         };
-        // SAFETY: a free slot with the shape of `T`.
-        unsafe {
-            hands::taken(slot);
-            Ok(Handle::new(slot, value))
-        }
+        // SAFETY: the slot is free, and the caller is the owner.
+        unsafe { hands::taken(slot) };
+        Some(slot)
     }
 
     /// Goes to the next arena that has drained. The current one comes last.
@@ -230,14 +300,13 @@ impl<T> Batches<T> {
         self.current = match ready {
             Some(at) => at,
             None if self.arenas.len() < self.limit => {
-                let size = self.arenas[0].size;
-                let Ok(memory) = self.shape.bytes_for(size).and_then(Heap::new) else {
+                let Ok(memory) = self.new_memory() else {
                     return false;
                 };
                 let at = self.arenas.len();
-                self.arenas.push(own(self.estate, Block::of(&memory), self.shape, at));
+                self.arenas.push(own(self.estate, Block::of(&*memory), self.shape, at));
                 // SAFETY: the caller is the owner.
-                unsafe { self.estate.as_ref().keep(Box::new(memory)) };
+                unsafe { self.estate.as_ref().keep(memory) };
                 at
             }
             None => return false,
@@ -246,6 +315,15 @@ impl<T> Batches<T> {
         arena.handed = arena.handed.wrapping_add(arena.size);
         self.slots = arena.slots.clone();
         true
+    }
+
+    /// Memory for one more arena, and room in the lists for it.
+    fn new_memory(&mut self) -> Result<Box<dyn Memory>, BuildError> {
+        let none = |_| BuildError::OutOfMemory { bytes: size_of::<Owned>() };
+        self.arenas.try_reserve(1).map_err(none)?;
+        // SAFETY: the caller is the owner.
+        unsafe { self.estate.as_ref().make_room()? };
+        Ok(try_box(Heap::new(self.shape.bytes_for(self.arenas[0].size)?)?)?)
     }
 
     /// Whether all slots that were handed out of an arena have come home. No count can be ahead of the events that it
@@ -264,28 +342,77 @@ impl<T> Batches<T> {
 
     /// Makes a consumer's end. To free an object through it costs a plain store.
     ///
-    /// Cost: 8 bytes for each arena up to the limit. If there is no memory for that, the process ends, as with the
-    /// collections of the standard library. The counters of a dropped returner are used again.
+    /// Cost: 8 bytes for each arena up to the limit. The counters of a dropped returner are used again. If there is no
+    /// memory for them, the process ends, as with the collections of the standard library;
+    /// [`try_returner`](Self::try_returner) returns an error instead.
+    ///
+    /// ```
+    /// let mut batches = allocwall_pool::Batches::new(2, 64)?;
+    /// let (mut one, mut other) = (batches.returner(), batches.returner());
+    /// one.free(batches.alloc(1u64).expect("all is free"));
+    /// other.free(batches.alloc(2u64).expect("126 are free"));
+    /// # Ok::<(), allocwall_pool::BuildError>(())
+    /// ```
     pub fn returner(&mut self) -> BatchReturner<T> {
+        self.try_returner().unwrap_or_else(|_| no_memory())
+    }
+
+    /// As [`returner`](Self::returner), but with an error if there is no memory.
+    ///
+    /// ```
+    /// let mut batches = allocwall_pool::Batches::new(2, 64)?;
+    /// let mut home = batches.try_returner()?;
+    /// home.free(batches.alloc(7u64).expect("all is free"));
+    /// # Ok::<(), allocwall_pool::BuildError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::OutOfMemory`] if there is no memory for the counters.
+    pub fn try_returner(&mut self) -> Result<BatchReturner<T>, BuildError> {
         // SAFETY: tallies live until the owner leaves.
         let left = self.tallies.iter().find(|tally| unsafe { tally.as_ref() }.parting.returner_is_gone());
-        let tally = left.copied().unwrap_or_else(|| {
-            let counts = (0..self.limit).map(|_| AtomicUsize::new(0)).collect::<Box<[_]>>();
-            let tally = NonNull::from(Box::leak(Box::new(Tally {
-                counts: Padded(counts),
-                seen: UnsafeCell::new(0),
-                parting: Parting::new(),
-            })));
-            self.tallies.push(tally);
-            tally
-        });
+        let tally = match left.copied() {
+            Some(tally) => tally,
+            None => self.new_tally()?,
+        };
         // SAFETY: the tally has no other writer, and the second of its two parties to leave frees it.
         unsafe {
             tally.as_ref().parting.returner_comes();
             self.estate.as_ref().hold(1);
         }
-        BatchReturner { tally, estate: self.estate, of: PhantomData }
+        Ok(BatchReturner { tally, estate: self.estate, of: PhantomData })
     }
+
+    fn new_tally(&mut self) -> Result<NonNull<Tally>, BuildError> {
+        self.tallies
+            .try_reserve(1)
+            .map_err(|_| BuildError::OutOfMemory { bytes: size_of::<NonNull<Tally>>() })?;
+        let mut counts = reserved(self.limit)?;
+        counts.extend((0..self.limit).map(|_| AtomicUsize::new(0)));
+        let tally = NonNull::from(Box::leak(try_box(Tally {
+            counts: Padded(counts.into_boxed_slice()),
+            seen: UnsafeCell::new(0),
+            parting: Parting::new(),
+        })?));
+        self.tallies.push(tally);
+        Ok(tally)
+    }
+}
+
+/// An empty list with room for this many items, so that it need not grow.
+fn reserved<I>(items: usize) -> Result<Vec<I>, BuildError> {
+    let mut list = Vec::new();
+    let none = |_| BuildError::OutOfMemory { bytes: items.saturating_mul(size_of::<I>()) };
+    list.try_reserve_exact(items).map_err(none)?;
+    Ok(list)
+}
+
+/// A count of dropped slots for each arena up to the limit.
+fn counts(limit: usize) -> Result<Box<[Padded<AtomicUsize>]>, BuildError> {
+    let mut counts = reserved(limit)?;
+    counts.extend((0..limit).map(|_| Padded(AtomicUsize::new(0))));
+    Ok(counts.into_boxed_slice())
 }
 
 /// Makes an arena of a new block. The caller puts the block's memory into the estate.
@@ -347,13 +474,30 @@ impl<T> BatchReturner<T> {
     /// Drops the object on this thread and returns its slot, with a plain store. An object of other arenas goes to
     /// those arenas, as if it were dropped.
     ///
+    /// ```
+    /// let mut batches = allocwall_pool::Batches::new(2, 64)?;
+    /// let mut home = batches.returner();
+    /// let order = batches.alloc([7u8; 64]).unwrap();
+    /// std::thread::spawn(move || home.free(order)).join().unwrap();
+    /// # Ok::<(), allocwall_pool::BuildError>(())
+    /// ```
+    ///
     /// # Panics
     ///
     /// Only if the object's destructor panics. The slot is returned in that case too.
     #[inline]
     pub fn free(&mut self, object: Batched<T>) {
-        // SAFETY: `finish` gives a slot that is out; the tally lives as long as its returner.
-        object.finish(|slot| unsafe {
+        // SAFETY: `finish` gives a slot that is out.
+        object.finish(|slot| unsafe { self.give(slot) });
+    }
+
+    /// # Safety
+    ///
+    /// The slot belongs to a batch arena and is out, and the caller is its only holder.
+    #[inline]
+    pub(crate) unsafe fn give(&mut self, slot: NonNull<u8>) {
+        // SAFETY: the caller's promise; the tally lives as long as its returner.
+        unsafe {
             let header = header(slot);
             if header.estate != self.estate.as_ptr().cast_const().cast() {
                 return Batch::send_home(slot);
@@ -363,7 +507,7 @@ impl<T> BatchReturner<T> {
             let count = &self.tally.as_ref().counts[header.place];
             // Release: all use of the slot happens before its arena is used again.
             count.store(by_its_writer(count).wrapping_add(1), Ordering::Release);
-        });
+        }
     }
 }
 

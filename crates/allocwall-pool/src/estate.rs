@@ -138,6 +138,11 @@ impl Parting {
         self.0.load(Ordering::Acquire) == RETURNER
     }
 
+    /// Whether the owner has left. Acquire: all its writes are visible.
+    pub(crate) fn owner_is_gone(&self) -> bool {
+        self.0.load(Ordering::Acquire) == OWNER
+    }
+
     /// The place has a returner again. Relaxed: the caller is the owner, and the user's own transfer of the returner
     /// to its thread orders this store.
     pub(crate) fn returner_comes(&self) {

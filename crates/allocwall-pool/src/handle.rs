@@ -59,6 +59,13 @@ impl<T, K: Kind> Handle<T, K> {
     }
 
     /// Moves the object out and returns its slot to the pool, with one atomic addition.
+    ///
+    /// ```
+    /// let mut pool = allocwall_pool::Pool::new(2)?;
+    /// let name = pool.alloc(String::from("ten")).unwrap();
+    /// assert_eq!(name.into_inner(), "ten"); // the slot is free again
+    /// # Ok::<(), allocwall_pool::BuildError>(())
+    /// ```
     #[inline]
     pub fn into_inner(self) -> T {
         let slot = self.into_slot();
@@ -72,12 +79,34 @@ impl<T, K: Kind> Handle<T, K> {
 
     /// Turns the handle into the object's address, for queues and interfaces that carry plain pointers. Use
     /// [`from_raw`](Self::from_raw) to get the handle back; without it, the slot and the object are leaked.
+    ///
+    /// ```
+    /// use allocwall_pool::{Pool, Pooled};
+    ///
+    /// let mut pool = Pool::new(1)?;
+    /// let address = pool.alloc(7u64).unwrap().into_raw(); // to a queue of pointers
+    /// // SAFETY: the address comes from `into_raw`, and is not used again.
+    /// let object = unsafe { Pooled::from_raw(address) };
+    /// assert_eq!(*object, 7);
+    /// # Ok::<(), allocwall_pool::BuildError>(())
+    /// ```
     #[inline]
     pub fn into_raw(self) -> NonNull<T> {
         ManuallyDrop::new(self).value()
     }
 
     /// Makes the handle again from the object's address.
+    ///
+    /// ```
+    /// use allocwall_pool::{Pool, Pooled};
+    ///
+    /// let mut pool = Pool::new(1)?;
+    /// let address = pool.alloc(7u64).unwrap().into_raw();
+    /// // SAFETY: the address comes from `into_raw` of the same type, and is not used again.
+    /// drop(unsafe { Pooled::from_raw(address) });
+    /// assert!(pool.alloc(8).is_ok());
+    /// # Ok::<(), allocwall_pool::BuildError>(())
+    /// ```
     ///
     /// # Safety
     ///

@@ -4,11 +4,14 @@
 //! reads only the entry.
 
 use alloc::alloc::{Layout, alloc, dealloc};
+use alloc::boxed::Box;
 use core::fmt;
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 
-use crate::sync::{Arc, AtomicUsize, Ordering, Padded, UnsafeCell};
+use crate::estate::Parting;
+use crate::memory::try_box;
+use crate::sync::{AtomicUsize, Ordering, Padded, UnsafeCell};
 use crate::{BuildError, Full};
 
 /// How often per turn of the queue the receiver publishes its position.
@@ -32,12 +35,9 @@ struct Shared<T> {
     taken: Padded<AtomicUsize>,
     /// Objects sent; stored when the sender leaves.
     sent: AtomicUsize,
+    /// The sender is the owner, the receiver the returner. The second to leave frees this.
+    parting: Parting,
 }
-
-// SAFETY: only the sender accesses an entry until its mark is stored, then only the receiver.
-unsafe impl<T: Send> Send for Shared<T> {}
-// SAFETY: as for `Send`.
-unsafe impl<T: Send> Sync for Shared<T> {}
 
 impl<T> Shared<T> {
     fn layout(entries: usize) -> Option<Layout> {
@@ -56,7 +56,7 @@ impl<T> Shared<T> {
 
 impl<T> Drop for Shared<T> {
     fn drop(&mut self) {
-        // Relaxed: both ends are gone, and the reference count of the `Arc` orders their writes before this.
+        // Relaxed: both ends are gone, and the parting orders their writes before this.
         let (taken, sent) = (self.taken.load(Ordering::Relaxed), self.sent.load(Ordering::Relaxed));
         for number in 0..sent.wrapping_sub(taken) {
             // SAFETY: sent and never taken, so a value is there; no other thread can read it any more.
@@ -100,7 +100,6 @@ impl<T> Drop for Shared<T> {
 /// # Errors
 ///
 /// [`BuildError::NoCapacity`] for a capacity of 0, [`BuildError::OutOfMemory`] if there is no memory.
-/// If there is no memory for the shared counters (some 400 bytes), the process ends, as with `Arc::new`.
 pub fn lane<T>(capacity: usize) -> Result<(LaneSender<T>, LaneReceiver<T>), BuildError> {
     if capacity == 0 {
         return Err(BuildError::NoCapacity);
@@ -124,13 +123,16 @@ pub fn lane<T>(capacity: usize) -> Result<(LaneSender<T>, LaneReceiver<T>), Buil
                 .write(Entry { value: UnsafeCell::new(MaybeUninit::uninit()), mark: AtomicUsize::new(0) });
         }
     }
-    let shared = Arc::new(Shared {
+    // Without memory for the counters, dropping them frees the entries.
+    let shared = try_box(Shared {
         entries,
         mask: count - 1,
         taken: Padded(AtomicUsize::new(0)),
         sent: AtomicUsize::new(0),
-    });
-    let sender = LaneSender { entries, mask: count - 1, sent: 0, taken: 0, shared: Arc::clone(&shared) };
+        parting: Parting::new(),
+    })?;
+    let shared = NonNull::from(Box::leak(shared));
+    let sender = LaneSender { entries, mask: count - 1, sent: 0, taken: 0, shared };
     let receiver = LaneReceiver { entries, mask: count - 1, taken: 0, each: (count / TOLD).max(1), shared };
     Ok((sender, receiver))
 }
@@ -142,7 +144,7 @@ pub struct LaneSender<T> {
     sent: usize,
     /// Objects taken, as far as this end knows.
     taken: usize,
-    shared: Arc<Shared<T>>,
+    shared: NonNull<Shared<T>>,
 }
 
 // SAFETY: it is the only sender, whichever thread has it.
@@ -154,6 +156,16 @@ impl<T> LaneSender<T> {
     /// The receiver publishes its position only eight times per turn of the queue, so the queue can look full a
     /// little early.
     ///
+    /// ```
+    /// use allocwall_pool::{Full, lane};
+    ///
+    /// let (mut to, mut from) = lane(1)?;
+    /// to.send("first").unwrap();
+    /// let Err(Full(again)) = to.send("second") else { unreachable!() };
+    /// assert_eq!((from.recv(), again), (Some("first"), "second"));
+    /// # Ok::<(), allocwall_pool::BuildError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Full`] with the object if the queue is full.
@@ -161,7 +173,8 @@ impl<T> LaneSender<T> {
     pub fn send(&mut self, object: T) -> Result<(), Full<T>> {
         if self.sent.wrapping_sub(self.taken) > self.mask {
             // Acquire: the receiver's reads of the entry happen before the entry is written again.
-            self.taken = self.shared.taken.load(Ordering::Acquire);
+            // SAFETY: the shared part lives as long as this end.
+            self.taken = unsafe { self.shared.as_ref() }.taken.load(Ordering::Acquire);
             if self.sent.wrapping_sub(self.taken) > self.mask {
                 return Err(Full(object));
             }
@@ -177,15 +190,30 @@ impl<T> LaneSender<T> {
     }
 
     /// Whether the receiver is gone. Objects that are sent afterwards are dropped with the queue.
+    ///
+    /// ```
+    /// let (to, from) = allocwall_pool::lane::<u64>(4)?;
+    /// assert!(!to.is_abandoned());
+    /// drop(from);
+    /// assert!(to.is_abandoned());
+    /// # Ok::<(), allocwall_pool::BuildError>(())
+    /// ```
     pub fn is_abandoned(&self) -> bool {
-        Arc::strong_count(&self.shared) < 2
+        // SAFETY: the shared part lives as long as this end.
+        unsafe { self.shared.as_ref() }.parting.returner_is_gone()
     }
 }
 
 impl<T> Drop for LaneSender<T> {
     fn drop(&mut self) {
-        // Relaxed: only the drop of the shared part reads it, and the reference count of the `Arc` orders the two.
-        self.shared.sent.store(self.sent, Ordering::Relaxed);
+        // SAFETY: the shared part lives as long as this end; the second end to leave frees it.
+        unsafe {
+            // Relaxed: only the drop of the shared part reads it, and the parting orders the two.
+            self.shared.as_ref().sent.store(self.sent, Ordering::Relaxed);
+            if self.shared.as_ref().parting.owner_leaves() {
+                drop(Box::from_raw(self.shared.as_ptr()));
+            }
+        }
     }
 }
 
@@ -196,7 +224,7 @@ pub struct LaneReceiver<T> {
     taken: usize,
     /// Objects between two publications of the position.
     each: usize,
-    shared: Arc<Shared<T>>,
+    shared: NonNull<Shared<T>>,
 }
 
 // SAFETY: it is the only receiver, whichever thread has it.
@@ -205,6 +233,14 @@ unsafe impl<T: Send> Send for LaneReceiver<T> {}
 impl<T> LaneReceiver<T> {
     /// Takes the oldest object, or returns `None` if the queue is empty. Never waits. Cost: a load of the mark and a
     /// read of the object.
+    ///
+    /// ```
+    /// let (mut to, mut from) = allocwall_pool::lane(4)?;
+    /// assert_eq!(from.recv(), None);
+    /// to.send(7).unwrap();
+    /// assert_eq!(from.recv(), Some(7));
+    /// # Ok::<(), allocwall_pool::BuildError>(())
+    /// ```
     #[inline]
     pub fn recv(&mut self) -> Option<T> {
         // SAFETY: the shared part lives as long as this end.
@@ -220,21 +256,37 @@ impl<T> LaneReceiver<T> {
         self.taken = next;
         if next.is_multiple_of(self.each) {
             // Release: all reads up to here happen before the sender's writes into these entries.
-            self.shared.taken.store(next, Ordering::Release);
+            // SAFETY: the shared part lives as long as this end.
+            unsafe { self.shared.as_ref() }.taken.store(next, Ordering::Release);
         }
         Some(object)
     }
 
     /// Whether the sender is gone. The objects that are in the queue now are then the last.
+    ///
+    /// ```
+    /// let (mut to, mut from) = allocwall_pool::lane(4)?;
+    /// to.send(7).unwrap();
+    /// drop(to);
+    /// assert!(from.is_abandoned() && from.recv() == Some(7) && from.recv().is_none());
+    /// # Ok::<(), allocwall_pool::BuildError>(())
+    /// ```
     pub fn is_abandoned(&self) -> bool {
-        Arc::strong_count(&self.shared) < 2
+        // SAFETY: the shared part lives as long as this end.
+        unsafe { self.shared.as_ref() }.parting.owner_is_gone()
     }
 }
 
 impl<T> Drop for LaneReceiver<T> {
     fn drop(&mut self) {
-        // Release: a sender that is still alive may write where this end has read.
-        self.shared.taken.store(self.taken, Ordering::Release);
+        // SAFETY: the shared part lives as long as this end; the second end to leave frees it.
+        unsafe {
+            // Release: a sender that is still alive may write where this end has read.
+            self.shared.as_ref().taken.store(self.taken, Ordering::Release);
+            if self.shared.as_ref().parting.returner_leaves() {
+                drop(Box::from_raw(self.shared.as_ptr()));
+            }
+        }
     }
 }
 
@@ -253,6 +305,7 @@ impl<T> fmt::Debug for LaneReceiver<T> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use alloc::sync::Arc;
 
     #[test]
     fn objects_come_in_order_and_a_full_queue_gives_them_back() {

@@ -460,6 +460,12 @@ pub struct Pool<T> {
 impl<T> Pool<T> {
     /// Makes a pool of `capacity` slots. It never grows.
     ///
+    /// ```
+    /// let pool = allocwall_pool::Pool::<[u8; 100]>::new(1024)?;
+    /// assert_eq!(pool.capacity(), 1024);
+    /// # Ok::<(), allocwall_pool::BuildError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`BuildError::NoCapacity`] for a capacity of 0, [`BuildError::SlotTooLarge`] if `T` is too large, and
@@ -472,6 +478,14 @@ impl<T> Pool<T> {
     ///
     /// Cost: an allocation that grows the pool also allocates and touches memory of that size. The maps grow with the
     /// pool, so the limit itself costs nothing. If there is no memory to grow, the pool stays as it is.
+    ///
+    /// ```
+    /// let mut pool = allocwall_pool::Pool::growable(1, 2)?;
+    /// let first = pool.alloc(1).unwrap();
+    /// let second = pool.alloc(2).unwrap(); // doubles the pool
+    /// assert_eq!((pool.capacity(), pool.alloc(3).is_err()), (2, true));
+    /// # Ok::<(), allocwall_pool::BuildError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -493,6 +507,18 @@ impl<T> Pool<T> {
     /// aligned to 256 KiB: bytes before the first such address are not used. The memory is dropped when the owner and
     /// all returners are gone and the last slot is home.
     ///
+    /// ```
+    /// # #[cfg(target_os = "linux")] {
+    /// use allocwall_pool::region::{Region, Request};
+    ///
+    /// let memory = Region::new(&Request::of(2 << 20)).expect("2 MiB of address space");
+    /// println!("{:?}", memory.got().pages); // huge pages, or why not
+    /// let mut pool = allocwall_pool::Pool::over(memory)?;
+    /// assert!(pool.alloc([7u64; 8]).is_ok());
+    /// # }
+    /// # Ok::<(), allocwall_pool::BuildError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`BuildError::NoCapacity`] if no slot fits into the memory; otherwise as for [`new`](Self::new).
@@ -502,11 +528,27 @@ impl<T> Pool<T> {
     }
 
     /// The number of slots that the pool has now, free or in use.
+    ///
+    /// ```
+    /// let pool = allocwall_pool::Pool::<u64>::growable(4, 64)?;
+    /// assert_eq!(pool.capacity(), 4); // it has not grown yet
+    /// # Ok::<(), allocwall_pool::BuildError>(())
+    /// ```
     pub fn capacity(&self) -> usize {
         self.raw.capacity()
     }
 
     /// Stores a value in a free slot. Never waits. See [`Pool`] for the cost.
+    ///
+    /// ```
+    /// use allocwall_pool::{Full, Pool};
+    ///
+    /// let mut pool = Pool::new(1)?;
+    /// let kept = pool.alloc("first").unwrap();
+    /// let Err(Full(again)) = pool.alloc("second") else { unreachable!() };
+    /// assert_eq!((*kept, again), ("first", "second"));
+    /// # Ok::<(), allocwall_pool::BuildError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -523,6 +565,14 @@ impl<T> Pool<T> {
     /// Drops an object on the owner's thread and takes its slot back. Cost: no atomic write. An object of another pool
     /// goes to that pool, as if it were dropped.
     ///
+    /// ```
+    /// let mut pool = allocwall_pool::Pool::new(1)?;
+    /// let object = pool.alloc(7).unwrap();
+    /// pool.free(object);
+    /// assert!(pool.alloc(8).is_ok());
+    /// # Ok::<(), allocwall_pool::BuildError>(())
+    /// ```
+    ///
     /// # Panics
     ///
     /// Only if the object's destructor panics. The slot is returned in that case too.
@@ -537,11 +587,26 @@ impl<T> Pool<T> {
     /// Cost: a map with one bit for each slot, which the owner reads from then on. The map of a dropped returner is
     /// used again. If there is no memory for the map, the process ends, as with the collections of the standard
     /// library; [`try_returner`](Self::try_returner) returns an error instead.
+    ///
+    /// ```
+    /// let mut pool = allocwall_pool::Pool::new(2)?;
+    /// let mut home = pool.returner();
+    /// let order = pool.alloc([7u8; 64]).unwrap();
+    /// std::thread::spawn(move || home.free(order)).join().unwrap();
+    /// # Ok::<(), allocwall_pool::BuildError>(())
+    /// ```
     pub fn returner(&mut self) -> Returner<T> {
         self.try_returner().unwrap_or_else(|_| no_memory())
     }
 
     /// As [`returner`](Self::returner), but with an error if there is no memory.
+    ///
+    /// ```
+    /// let mut pool = allocwall_pool::Pool::new(2)?;
+    /// let mut home = pool.try_returner()?;
+    /// home.free(pool.alloc(7).unwrap());
+    /// # Ok::<(), allocwall_pool::BuildError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -563,6 +628,15 @@ impl<T> Returner<T> {
     /// Drops the object on this thread and returns its slot, with a plain store. An object of another pool goes to that
     /// pool, as if it were dropped.
     ///
+    /// ```
+    /// let mut pool = allocwall_pool::Pool::new(2)?;
+    /// let mut home = pool.returner();
+    /// let order = pool.alloc(vec![1, 2, 3]).unwrap();
+    /// // The vector is dropped on that thread.
+    /// std::thread::spawn(move || home.free(order)).join().unwrap();
+    /// # Ok::<(), allocwall_pool::BuildError>(())
+    /// ```
+    ///
     /// # Panics
     ///
     /// Only if the object's destructor panics. The slot is returned in that case too.
@@ -573,6 +647,14 @@ impl<T> Returner<T> {
     }
 
     /// Moves the object out and returns its slot, with a plain store.
+    ///
+    /// ```
+    /// let mut pool = allocwall_pool::Pool::new(2)?;
+    /// let mut home = pool.returner();
+    /// let name = pool.alloc(String::from("ten")).unwrap();
+    /// assert_eq!(home.take(name), "ten");
+    /// # Ok::<(), allocwall_pool::BuildError>(())
+    /// ```
     #[inline]
     pub fn take(&mut self, object: Pooled<T>) -> T {
         // SAFETY: the value is moved out once, and then the slot is given away.

@@ -112,6 +112,17 @@ unsafe impl Allocator for Whole {
 impl RequestArena {
     /// Makes an arena in memory that you supply, for example a region of huge pages. It uses the whole memory.
     ///
+    /// ```
+    /// # #[cfg(all(target_os = "linux", feature = "std"))] {
+    /// use allocwall_pool::region::{Region, Request};
+    ///
+    /// let memory = Region::new(&Request::of(2 << 20)).expect("2 MiB of address space");
+    /// let arena = allocwall_pool::RequestArena::over(memory)?;
+    /// assert!(arena.capacity() > 1 << 20);
+    /// # }
+    /// # Ok::<(), allocwall_pool::BuildError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`BuildError::NoCapacity`] if the memory has less than half a KiB.
@@ -126,6 +137,12 @@ impl RequestArena {
 
     /// Makes an arena of `bytes` bytes from the global allocator. All of it is touched here.
     ///
+    /// ```
+    /// let arena = allocwall_pool::RequestArena::new(64 << 10)?;
+    /// assert!(arena.alloc([0u8; 1000]).is_ok());
+    /// # Ok::<(), allocwall_pool::BuildError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// As for [`over`](Self::over), and [`BuildError::OutOfMemory`] if there is no memory.
@@ -137,16 +154,37 @@ impl RequestArena {
     }
 
     /// The number of bytes that can be allocated when the arena is empty.
+    ///
+    /// ```
+    /// let arena = allocwall_pool::RequestArena::new(4096)?;
+    /// assert_eq!(arena.capacity(), arena.remaining());
+    /// # Ok::<(), allocwall_pool::BuildError>(())
+    /// ```
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
     /// The number of free bytes. An allocation may take a few more bytes than its size, for alignment.
+    ///
+    /// ```
+    /// let arena = allocwall_pool::RequestArena::new(4096)?;
+    /// arena.alloc([0u8; 100]).unwrap();
+    /// assert!(arena.remaining() <= arena.capacity() - 100);
+    /// # Ok::<(), allocwall_pool::BuildError>(())
+    /// ```
     pub fn remaining(&self) -> usize {
         self.bump.stats().remaining()
     }
 
     /// Stores a value until the reset. A value with a destructor does not compile.
+    ///
+    /// ```
+    /// let arena = allocwall_pool::RequestArena::new(4096)?;
+    /// let (one, two) = (arena.alloc(1).unwrap(), arena.alloc(2).unwrap());
+    /// std::mem::swap(one, two);
+    /// assert_eq!((*one, *two), (2, 1));
+    /// # Ok::<(), allocwall_pool::BuildError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -163,6 +201,14 @@ impl RequestArena {
 
     /// Copies a slice until the reset.
     ///
+    /// ```
+    /// let arena = allocwall_pool::RequestArena::new(4096)?;
+    /// let copy = arena.alloc_slice(&[3, 1, 2]).unwrap();
+    /// copy.sort();
+    /// assert_eq!(copy, [1, 2, 3]);
+    /// # Ok::<(), allocwall_pool::BuildError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Full`] with the slice if there is no room for it.
@@ -176,6 +222,12 @@ impl RequestArena {
     }
 
     /// Copies a string until the reset.
+    ///
+    /// ```
+    /// let arena = allocwall_pool::RequestArena::new(4096)?;
+    /// assert_eq!(arena.alloc_str("ten").unwrap(), "ten");
+    /// # Ok::<(), allocwall_pool::BuildError>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -193,11 +245,31 @@ impl RequestArena {
     ///
     /// This is a shared reference, because with a `&mut Bump` one could swap it for another arena's, whose memory is
     /// freed at another time.
+    ///
+    /// ```
+    /// use allocwall_pool::{RequestArena, bump_scope::BumpVec};
+    ///
+    /// let arena = RequestArena::new(4096)?;
+    /// let mut list = BumpVec::new_in(arena.bump());
+    /// list.try_push(7).unwrap();
+    /// assert_eq!(list, [7]);
+    /// # Ok::<(), allocwall_pool::BuildError>(())
+    /// ```
     pub fn bump(&self) -> &Bump {
         &self.bump
     }
 
     /// Frees everything that was allocated. Cost: one pointer is reset. The memory's pages stay resident.
+    ///
+    /// ```
+    /// let mut arena = allocwall_pool::RequestArena::new(4096)?;
+    /// for request in 0..1000 {
+    ///     let copy = arena.alloc([request; 100]).unwrap();
+    ///     assert_eq!(copy[99], request);
+    ///     arena.reset();
+    /// }
+    /// # Ok::<(), allocwall_pool::BuildError>(())
+    /// ```
     #[inline]
     pub fn reset(&mut self) {
         self.bump.reset_to_start();

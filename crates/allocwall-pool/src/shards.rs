@@ -14,18 +14,24 @@ use crate::pool::{RawPool, RawReturner};
 use crate::{BuildError, Pool, Pooled, Queue};
 
 /// One returner for each member of a group. The slot's chunk header says which one to use.
-struct Router(Box<[RawReturner]>);
+pub(crate) struct Router(Box<[RawReturner]>);
 
 impl Router {
-    fn new<'a>(pools: impl Iterator<Item = &'a mut RawPool>) -> Self {
-        Self(pools.map(|pool| pool.returner().unwrap_or_else(|_| no_memory())).collect())
+    pub(crate) fn new<'a>(pools: impl ExactSizeIterator<Item = &'a mut RawPool>) -> Result<Self, BuildError> {
+        let mut returners = Vec::new();
+        let none = |_| BuildError::OutOfMemory { bytes: size_of::<RawReturner>() };
+        returners.try_reserve_exact(pools.len()).map_err(none)?;
+        for pool in pools {
+            returners.push(pool.returner()?);
+        }
+        Ok(Self(returners.into_boxed_slice()))
     }
 
     /// # Safety
     ///
     /// The slot belongs to a queue pool and is out, and the caller is its only holder.
     #[inline]
-    unsafe fn free(&mut self, slot: NonNull<u8>) {
+    pub(crate) unsafe fn free(&mut self, slot: NonNull<u8>) {
         // SAFETY: the caller's promise. A returner also accepts slots of other pools and other groups.
         unsafe {
             match self.0.get_mut(header(slot).member) {
@@ -63,7 +69,10 @@ pub fn sharded<T>(producers: usize, consumers: usize, capacity: usize) -> Result
     let mut pools =
         (0..producers).map(|member| Pool::member(member, capacity)).collect::<Result<Vec<_>, _>>()?;
     let returners = (0..consumers)
-        .map(|_| ShardReturner { router: Router::new(pools.iter_mut().map(Pool::raw)), of: PhantomData })
+        .map(|_| {
+            let router = Router::new(pools.iter_mut().map(Pool::raw)).unwrap_or_else(|_| no_memory());
+            ShardReturner { router, of: PhantomData }
+        })
         .collect();
     Ok((pools, returners))
 }
@@ -77,6 +86,13 @@ pub struct ShardReturner<T> {
 impl<T> ShardReturner<T> {
     /// Drops the object on this thread and returns its slot to the pool that it came from, with a plain store. An
     /// object of another group goes to its own pool, as if it were dropped.
+    ///
+    /// ```
+    /// let (mut pools, mut homes) = allocwall_pool::sharded(2, 1, 64)?;
+    /// homes[0].free(pools[0].alloc(1).unwrap());
+    /// homes[0].free(pools[1].alloc(2).unwrap());
+    /// # Ok::<(), allocwall_pool::BuildError>(())
+    /// ```
     ///
     /// # Panics
     ///
@@ -138,11 +154,20 @@ impl Buffers {
     /// Makes the pools. `capacities` are the numbers of buffers of each class, in the order of [`CLASSES`]. All
     /// memory is allocated and touched here.
     ///
+    /// ```
+    /// // Many small ones, few large ones.
+    /// let buffers = allocwall_pool::Buffers::new([1024, 512, 256, 64, 32, 16, 8])?;
+    /// # drop(buffers);
+    /// # Ok::<(), allocwall_pool::BuildError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`BuildError::NoCapacity`] if a capacity is 0, [`BuildError::OutOfMemory`] if there is no memory.
     pub fn new(capacities: [usize; CLASSES.len()]) -> Result<Self, BuildError> {
-        let mut pools = Vec::with_capacity(CLASSES.len());
+        let mut pools = Vec::new();
+        let none = |_| BuildError::OutOfMemory { bytes: CLASSES.len() * size_of::<RawPool>() };
+        pools.try_reserve_exact(CLASSES.len()).map_err(none)?;
         for (member, (class, capacity)) in CLASSES.into_iter().zip(capacities).enumerate() {
             let layout = Layout::from_size_align(class, LINE)
                 .map_err(|_| BuildError::SlotTooLarge { bytes: class })?;
@@ -152,6 +177,12 @@ impl Buffers {
     }
 
     /// Allocates a buffer and copies these bytes into it.
+    ///
+    /// ```
+    /// let mut buffers = allocwall_pool::Buffers::new([8; 7])?;
+    /// assert_eq!(*buffers.copy(b"new order")?, *b"new order");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -167,6 +198,16 @@ impl Buffers {
 
     /// Allocates a buffer of `len` bytes that are all 0.
     ///
+    /// ```
+    /// use allocwall_pool::NoBuffer;
+    ///
+    /// let mut buffers = allocwall_pool::Buffers::new([8; 7])?;
+    /// assert_eq!(buffers.zeroed(100)?.len(), 100);
+    /// assert_eq!(buffers.zeroed(5000).unwrap_err(), NoBuffer::TooLong { len: 5000 });
+    /// assert_eq!(buffers.zeroed(usize::MAX).unwrap_err(), NoBuffer::TooLong { len: usize::MAX });
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// As for [`copy`](Self::copy).
@@ -180,26 +221,51 @@ impl Buffers {
 
     /// A buffer whose bytes are not written yet.
     #[inline]
-    fn take(&mut self, len: usize) -> Result<Buffer, NoBuffer> {
+    pub(crate) fn take(&mut self, len: usize) -> Result<Buffer, NoBuffer> {
+        if len > CLASSES[CLASSES.len() - 1] {
+            return Err(NoBuffer::TooLong { len });
+        }
         // Class 0 has 64 bytes, and each class is twice the previous one.
         let class = len.max(LINE).next_power_of_two().trailing_zeros() - LINE.trailing_zeros();
-        let pool = self.0.get_mut(class as usize).ok_or(NoBuffer::TooLong { len })?;
-        let slot = pool.take().ok_or(NoBuffer::Full { class: CLASSES[class as usize] })?;
+        let slot = self.0[class as usize].take().ok_or(NoBuffer::Full { class: CLASSES[class as usize] })?;
         Ok(Buffer { slot, len })
     }
 
     /// Makes a consumer's end for all classes. To free a buffer through it costs a plain store.
     ///
     /// Cost: one bit for each buffer. If there is no memory for that, the process ends, as with the collections of the
-    /// standard library.
+    /// standard library; [`try_returner`](Self::try_returner) returns an error instead.
+    ///
+    /// ```
+    /// let mut buffers = allocwall_pool::Buffers::new([8; 7])?;
+    /// let mut home = buffers.returner();
+    /// home.free(buffers.zeroed(100)?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn returner(&mut self) -> BufferReturner {
-        BufferReturner(Router::new(self.0.iter_mut()))
+        self.try_returner().unwrap_or_else(|_| no_memory())
+    }
+
+    /// As [`returner`](Self::returner), but with an error if there is no memory.
+    ///
+    /// ```
+    /// let mut buffers = allocwall_pool::Buffers::new([8; 7])?;
+    /// let mut home = buffers.try_returner()?;
+    /// home.free(buffers.zeroed(100)?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::OutOfMemory`] if there is no memory for the maps.
+    pub fn try_returner(&mut self) -> Result<BufferReturner, BuildError> {
+        Router::new(self.0.iter_mut()).map(BufferReturner)
     }
 }
 
 /// Owns bytes in a slot of [`Buffers`]. To drop it returns the slot with one atomic addition. It may outlive its pool.
 pub struct Buffer {
-    slot: NonNull<u8>,
+    pub(crate) slot: NonNull<u8>,
     len: usize,
 }
 
@@ -243,10 +309,18 @@ impl Drop for Buffer {
 }
 
 /// A consumer's end of [`Buffers`]. One thread at a time; it is `Send`.
-pub struct BufferReturner(Router);
+pub struct BufferReturner(pub(crate) Router);
 
 impl BufferReturner {
     /// Frees the buffer with a plain store. A buffer of other [`Buffers`] goes to those, as if it were dropped.
+    ///
+    /// ```
+    /// let mut buffers = allocwall_pool::Buffers::new([8; 7])?;
+    /// let mut home = buffers.returner();
+    /// let message = buffers.copy(b"new order")?;
+    /// std::thread::spawn(move || home.free(message)).join().unwrap();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[inline]
     pub fn free(&mut self, buffer: Buffer) {
         let buffer = core::mem::ManuallyDrop::new(buffer);

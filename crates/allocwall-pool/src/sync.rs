@@ -1,13 +1,10 @@
 //! The primitives of the protocols: atomics, shared cells and padding, from core or, under `cfg(loom)`, from loom.
 
 #[cfg(not(loom))]
-pub(crate) use alloc::sync::Arc;
-#[cfg(not(loom))]
 pub(crate) use core::sync::atomic::{AtomicUsize, Ordering};
 #[cfg(loom)]
 pub(crate) use loom::{
     cell::UnsafeCell,
-    sync::Arc,
     sync::atomic::{AtomicUsize, Ordering},
 };
 

@@ -1,19 +1,11 @@
 //! The C interface: its header is current, and C and C++20 programs pass their own checks with the static library.
 
+mod common;
+
+use common::{is_missing, library, root, run};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-
-fn run(command: &mut Command) -> String {
-    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{command:?}\n{stderr}");
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
 
 #[test]
 fn the_header_is_what_cbindgen_makes() {
@@ -49,26 +41,6 @@ fn the_header_declares_every_function() {
     assert_eq!(defined, declared);
 }
 
-/// Builds the static library with these features, in a separate folder, because the outer cargo may hold its lock.
-fn library(features: &str) -> PathBuf {
-    let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(features.replace(',', "-"));
-    run(Command::new(env!("CARGO"))
-        .current_dir(root())
-        .args(["rustc", "--quiet", "--lib", "--no-default-features", "--features", features])
-        .args(["--crate-type", "staticlib", "--target-dir"])
-        .arg(&target)
-        .env_remove("RUSTFLAGS"));
-    target.join("debug/liballocwall_pool.a")
-}
-
-fn is_missing(compiler: &str) -> bool {
-    let missing = Command::new(compiler).arg("--version").output().is_err();
-    if missing {
-        println!("skipped: {compiler} is not installed");
-    }
-    missing
-}
-
 fn program(compiler: &str, standard: &str, source: &str, library: &Path) -> PathBuf {
     let program = library.with_file_name(source.replace('.', "-"));
     run(Command::new(compiler)
@@ -97,7 +69,7 @@ fn a_c_host_lives_on_and_a_slot_given_twice_is_reported_where_that_is_checked() 
         ["capi", "capi,checked"].map(|features| program("gcc", "-std=gnu11", "edges.c", &library(features)));
     run(&mut Command::new(&plain));
     run(&mut Command::new(&checked));
-    for way in ["pool", "returner", "any"] {
+    for way in ["pool", "returner", "any", "batch"] {
         let output = Command::new(&checked).arg(way).output().unwrap();
         assert_eq!(output.status.signal(), Some(6), "{way}: {output:?}");
         let said = String::from_utf8_lossy(&output.stderr);

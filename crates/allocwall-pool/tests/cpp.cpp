@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <optional>
 #include <stdexcept>
 #include <thread>
@@ -87,6 +88,45 @@ int main() {
             box.store(order.release(), std::memory_order_release);
         }
         consumer.join();
+    }
+    CHECK(alive == 0);
+    {
+        // A batch arena is used again when all of it has come home, through a returner or by destructors.
+        allocwall::batches<Order> batches(2, 2);
+        auto home = batches.make_returner();
+        auto a = batches.make(1, 1), b = batches.make(2, 1), c = batches.make(3, 1), d = batches.make(4, 1);
+        CHECK(a && d && !batches.make(5, 1));
+        home.free(std::move(a));
+        CHECK(!batches.make(5, 1));
+        b.reset();
+        auto e = batches.make(5, 1);
+        CHECK(e && e->price == 5 && alive == 3);
+    }
+    CHECK(alive == 0);
+    {
+        // Each buffer has the bytes that were asked for; a full class is not replaced by the next one.
+        allocwall::buffers buffers({1, 1, 1, 1, 1, 1, 1});
+        auto home = buffers.make_returner();
+        auto a = buffers.make(100);
+        CHECK(a && a.size() == 100 && !buffers.make(128) && buffers.make(129) && !buffers.make(AW_BUFFER_MAX + 1));
+        std::memset(a.data(), 7, a.size());
+        CHECK(a.bytes().back() == std::byte{7});
+        home.free(std::move(a));
+        CHECK(buffers.make(128));
+    }
+    {
+        // Shards: each producer has slots of its own, and one consumer frees into all pools. A lane carries the handles.
+        allocwall::shards<Order> shards(2, 1);
+        auto home = shards.make_returner();
+        auto [to, from] = allocwall::lane<handle<Order>>(4);
+        for (std::uint64_t producer : {0, 1}) {
+            auto order = shards[producer].make(producer, 1);
+            CHECK(order && !shards[producer].make(9, 1) && to.send(order) && !order && !to.send(order));
+        }
+        auto first = from.recv();
+        CHECK(first && first->price == 0);
+        home.free(std::move(first));
+        CHECK(shards[0].make(5, 1) && !shards[1].make(5, 1) && !from.is_abandoned() && !to.is_abandoned());
     }
     CHECK(alive == 0);
     try {

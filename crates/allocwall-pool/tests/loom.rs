@@ -286,3 +286,18 @@ fn a_lane_outlives_either_end() {
         });
     }
 }
+
+#[test]
+fn what_is_in_a_lane_without_a_sender_is_the_last() {
+    model(|| {
+        let (mut to, mut from) = lane(2).unwrap();
+        let sender = thread::spawn(move || to.send(value(1)).unwrap());
+        if from.is_abandoned() {
+            // The sender's object is visible to the first look after that.
+            assert_eq!(from.recv().map(|object| *object), Some(1));
+            assert!(from.recv().is_none());
+        }
+        sender.join().unwrap();
+        assert!(from.is_abandoned());
+    });
+}

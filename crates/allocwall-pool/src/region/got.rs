@@ -161,6 +161,12 @@ pub enum CollapseError {
 
 impl CollapseError {
     /// The error for a value of `errno` after `madvise`.
+    ///
+    /// ```
+    /// use allocwall_pool::region::CollapseError;
+    ///
+    /// assert_eq!(CollapseError::from_errno(libc::EBUSY), CollapseError::CgroupLimit);
+    /// ```
     pub fn from_errno(errno: i32) -> Self {
         match errno {
             libc::EINVAL => CollapseError::NotEligible,
@@ -172,6 +178,10 @@ impl CollapseError {
     }
 
     /// A stable key, for counters: `not_eligible`, `busy`, `cgroup_limit`, `no_memory` or `failed`.
+    ///
+    /// ```
+    /// assert_eq!(allocwall_pool::region::CollapseError::Busy.key(), "busy");
+    /// ```
     pub fn key(&self) -> &'static str {
         match self {
             CollapseError::NotEligible => "not_eligible",

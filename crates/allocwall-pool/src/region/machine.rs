@@ -36,6 +36,12 @@ pub struct Machine {
 
 impl Machine {
     /// Reads the state of this machine and process.
+    ///
+    /// ```
+    /// use allocwall_pool::region::Machine;
+    ///
+    /// println!("{:?}", Machine::this().mode());
+    /// ```
     pub fn this() -> Self {
         let mut machine = Self::at(Path::new("/"));
         if machine.transparent.is_ok() && disabled_for_process() {
@@ -45,11 +51,27 @@ impl Machine {
     }
 
     /// Reads the state of a machine whose `/sys` is below `root`.
+    ///
+    /// ```
+    /// use allocwall_pool::region::Machine;
+    ///
+    /// // No /sys is there, so nothing is known.
+    /// assert!(Machine::at("/nonexistent".as_ref()).transparent().is_err());
+    /// ```
     pub fn at(root: &Path) -> Self {
         Self { root: root.to_path_buf(), transparent: mode(root) }
     }
 
     /// Whether memory with the advice `MADV_HUGEPAGE` can be on huge pages.
+    ///
+    /// ```
+    /// use allocwall_pool::region::Machine;
+    ///
+    /// match Machine::this().transparent() {
+    ///     Ok(()) => println!("huge pages on request"),
+    ///     Err(why) => println!("no huge pages: {why}"),
+    /// }
+    /// ```
     ///
     /// # Errors
     ///
@@ -63,6 +85,14 @@ impl Machine {
 
     /// The mode for 2 MiB pages: the mode of this size if the kernel has one for each size, else the general mode.
     ///
+    /// ```
+    /// use allocwall_pool::region::{Machine, Mode};
+    ///
+    /// if Machine::this().mode() == Ok(Mode::Never) {
+    ///     println!("switched off for the whole machine");
+    /// }
+    /// ```
+    ///
     /// # Errors
     ///
     /// As for [`transparent`](Self::transparent), but [`Mode::Never`] is a result and not an error.
@@ -71,6 +101,15 @@ impl Machine {
     }
 
     /// Reads the state of the reserved pool.
+    ///
+    /// ```
+    /// use allocwall_pool::region::Machine;
+    ///
+    /// match Machine::this().pool() {
+    ///     Ok(pool) => println!("{} of {} reserved pages are free", pool.free, pool.total),
+    ///     Err(why) => println!("no reserved pages: {why}"),
+    /// }
+    /// ```
     ///
     /// # Errors
     ///

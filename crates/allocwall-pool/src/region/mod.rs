@@ -62,6 +62,13 @@ pub struct Request {
 
 impl Request {
     /// A request for this many bytes on transparent huge pages: not touched, not locked, not bound, without guards.
+    ///
+    /// ```
+    /// use allocwall_pool::region::{Pages, Request};
+    ///
+    /// let request = Request { pages: Pages::Plain, touch: true, ..Request::of(1 << 20) };
+    /// # let _ = request;
+    /// ```
     pub fn of(bytes: usize) -> Self {
         Self { bytes, pages: Pages::Transparent, touch: false, lock: false, node: None, guards: false }
     }
@@ -84,6 +91,14 @@ unsafe impl Sync for Region {}
 impl Region {
     /// Maps a region on this machine.
     ///
+    /// ```
+    /// use allocwall_pool::region::{Region, Request};
+    ///
+    /// let region = Region::new(&Request::of(2 << 20))?;
+    /// assert_eq!(region.len(), 2 << 20);
+    /// # Ok::<(), allocwall_pool::region::Why>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Why::Empty`] for 0 bytes, [`Why::TooLarge`], or the error of `mmap` if even plain memory fails. All other
@@ -94,6 +109,16 @@ impl Region {
 
     /// As [`new`](Self::new), with a [`Machine`] that was read before. Nothing is read from `/sys` unless a node is
     /// requested or the reserved pool fails.
+    ///
+    /// ```
+    /// use allocwall_pool::region::{Machine, Region, Request};
+    ///
+    /// let machine = Machine::this();
+    /// for _ in 0..4 {
+    ///     Region::on(&machine, &Request::of(2 << 20))?;
+    /// }
+    /// # Ok::<(), allocwall_pool::region::Why>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -160,6 +185,14 @@ impl Region {
 
     /// Allocates every page that is not resident yet.
     ///
+    /// ```
+    /// use allocwall_pool::region::{Region, Request};
+    ///
+    /// let region = Region::new(&Request::of(2 << 20))?;
+    /// region.touch()?; // later writes are no page faults
+    /// # Ok::<(), allocwall_pool::region::Why>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Why::Failed`] with the kernel's error. If memory is short, the kernel may also kill the process, as at any
@@ -172,6 +205,18 @@ impl Region {
     /// copies the memory. It uses huge pages even if the machine's mode is `never`, so check [`Machine::transparent`]
     /// first.
     ///
+    /// ```
+    /// use allocwall_pool::region::{Region, Request};
+    ///
+    /// let region = Region::new(&Request::of(2 << 20))?;
+    /// region.touch()?;
+    /// match region.collapse() {
+    ///     Ok(()) => println!("on huge pages"),
+    ///     Err(why) => println!("not on huge pages: {why}"),
+    /// }
+    /// # Ok::<(), allocwall_pool::region::Why>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`CollapseError`]. The parts that were moved before the error stay on huge pages.
@@ -180,6 +225,14 @@ impl Region {
     }
 
     /// The number of its bytes that are on huge pages now.
+    ///
+    /// ```
+    /// use allocwall_pool::region::{Region, Request};
+    ///
+    /// let region = Region::new(&Request::of(2 << 20))?;
+    /// println!("{} bytes on transparent huge pages", region.huge_bytes()?.transparent);
+    /// # Ok::<(), allocwall_pool::region::Why>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -190,22 +243,54 @@ impl Region {
     }
 
     /// The address of the first byte.
+    ///
+    /// ```
+    /// use allocwall_pool::region::{Region, Request};
+    ///
+    /// let region = Region::new(&Request::of(2 << 20))?;
+    /// assert_eq!(region.as_ptr().addr().get() % (2 << 20), 0);
+    /// # Ok::<(), allocwall_pool::region::Why>(())
+    /// ```
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.base
     }
 
     /// The usable size in bytes: a multiple of [`HUGE`].
+    ///
+    /// ```
+    /// use allocwall_pool::region::{Region, Request};
+    ///
+    /// assert_eq!(Region::new(&Request::of(1))?.len(), 2 << 20);
+    /// # Ok::<(), allocwall_pool::region::Why>(())
+    /// ```
     #[allow(clippy::len_without_is_empty, reason = "a region of no bytes is refused")]
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// The pages that it got, and the reasons for each refused property.
+    ///
+    /// ```
+    /// use allocwall_pool::region::{Region, Request};
+    ///
+    /// let region = Region::new(&Request::of(2 << 20))?;
+    /// println!("{:?}; transparent: {:?}", region.got().pages, region.got().transparent);
+    /// # Ok::<(), allocwall_pool::region::Why>(())
+    /// ```
     pub fn got(&self) -> &Got {
         &self.got
     }
 
     /// The whole memory. Bytes that were never written are 0.
+    ///
+    /// ```
+    /// use allocwall_pool::region::{Region, Request};
+    ///
+    /// let mut region = Region::new(&Request::of(2 << 20))?;
+    /// region.as_mut_slice()[0] = 7;
+    /// assert_eq!(region.as_mut_slice()[..2], [7, 0]);
+    /// # Ok::<(), allocwall_pool::region::Why>(())
+    /// ```
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: mapped readable and writable for `len` bytes, and borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len) }
@@ -213,6 +298,17 @@ impl Region {
 
     /// Gives the mapping away and returns its first byte. The caller must unmap it with [`unmap`]. Guard pages are
     /// unmapped here.
+    ///
+    /// ```
+    /// use allocwall_pool::region::{Region, Request, unmap};
+    ///
+    /// let region = Region::new(&Request::of(2 << 20))?;
+    /// let len = region.len();
+    /// let base = region.into_raw();
+    /// // SAFETY: the whole region, which was given away and is not used any more.
+    /// unsafe { unmap(base, len)? };
+    /// # Ok::<(), allocwall_pool::region::Why>(())
+    /// ```
     pub fn into_raw(self) -> NonNull<u8> {
         let this = std::mem::ManuallyDrop::new(self);
         if this.guards {
@@ -247,6 +343,16 @@ impl Drop for Region {
 
 /// Unmaps memory that [`Region::into_raw`] gave away, or whole huge pages of it.
 ///
+/// ```
+/// use allocwall_pool::region::{HUGE, Region, Request, unmap};
+///
+/// let base = Region::new(&Request::of(2 * HUGE))?.into_raw();
+/// // SAFETY: the second half of a region that was given away; it is not used.
+/// unsafe { unmap(base.add(HUGE), HUGE)? };
+/// # unsafe { unmap(base, HUGE)? };
+/// # Ok::<(), allocwall_pool::region::Why>(())
+/// ```
+///
 /// # Errors
 ///
 /// [`Why::Failed`] with the error of `munmap`: `ENOMEM` if to split a mapping would exceed `vm.max_map_count`.
@@ -274,6 +380,18 @@ pub enum Advice {
 
 /// Gives the kernel advice about memory. Cost: one system call.
 ///
+/// ```
+/// use allocwall_pool::region::{Advice, HUGE, Region, Request, advise};
+///
+/// let base = Region::new(&Request { touch: true, ..Request::of(HUGE) })?.into_raw();
+/// // SAFETY: a region that was given away, whose contents are not needed.
+/// unsafe { advise(base, HUGE, Advice::DontNeed)? };
+/// // SAFETY: as above. The kernel gives new pages, which are 0.
+/// assert_eq!(unsafe { base.read() }, 0);
+/// # unsafe { allocwall_pool::region::unmap(base, HUGE)? };
+/// # Ok::<(), allocwall_pool::region::Why>(())
+/// ```
+///
 /// # Errors
 ///
 /// [`Why::Failed`] with the kernel's error.
@@ -294,6 +412,16 @@ pub unsafe fn advise(base: NonNull<u8>, len: usize, advice: Advice) -> Result<()
 /// As [`Region::collapse`], for any memory of the process: `len` bytes from the address `start`, in whole huge pages.
 /// The kernel keeps the contents and does not move pinned memory, so this is safe for any address.
 ///
+/// ```
+/// use allocwall_pool::region::{HUGE, Region, Request, collapse};
+///
+/// let region = Region::new(&Request { touch: true, ..Request::of(HUGE) })?;
+/// if let Err(why) = collapse(region.as_ptr().addr().get(), HUGE) {
+///     println!("not on huge pages: {why}");
+/// }
+/// # Ok::<(), allocwall_pool::region::Why>(())
+/// ```
+///
 /// # Errors
 ///
 /// [`CollapseError`].
@@ -302,6 +430,15 @@ pub fn collapse(start: usize, len: usize) -> Result<(), CollapseError> {
 }
 
 /// The resident share, 0 to 1, of the base pages in the 2 MiB at the address `start`.
+///
+/// ```
+/// use allocwall_pool::region::{Region, Request, resident_share};
+///
+/// let region = Region::new(&Request::of(2 << 20))?;
+/// region.touch()?;
+/// assert_eq!(resident_share(region.as_ptr().addr().get())?, 1.0);
+/// # Ok::<(), allocwall_pool::region::Why>(())
+/// ```
 ///
 /// # Errors
 ///

@@ -24,6 +24,14 @@ pub struct Collapsed {
 /// meanwhile counts as failed. Cost: a copy of each range, some 0.3 ms; page faults of other threads wait for one
 /// copy.
 ///
+/// ```
+/// // A start-up that has loaded its data moves what is at least half resident.
+/// match allocwall_pool::region::collapse_resident(0.5) {
+///     Ok(done) => println!("{} huge pages, {} failed", done.pages, done.failed),
+///     Err(why) => println!("not moved: {why}"),
+/// }
+/// ```
+///
 /// # Errors
 ///
 /// [`Why::Unreadable`] if `/proc/self/maps` cannot be read, [`Why::Kernel`] before Linux 6.1.

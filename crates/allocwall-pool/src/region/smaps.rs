@@ -14,6 +14,15 @@ pub struct Huge {
 /// The memory of this process within `ranges` (start and end addresses) that is on huge pages now. Cost: the kernel
 /// reads the whole address space for `/proc/self/smaps`, which takes milliseconds for a large process.
 ///
+/// ```
+/// use allocwall_pool::region::{Region, Request, huge_bytes};
+///
+/// let region = Region::new(&Request::of(2 << 20))?;
+/// let start = region.as_ptr().addr().get();
+/// println!("{:?}", huge_bytes(&[(start, start + region.len())])?);
+/// # Ok::<(), allocwall_pool::region::Why>(())
+/// ```
+///
 /// # Errors
 ///
 /// [`Why::Unreadable`] if `/proc/self/smaps` cannot be read.
@@ -27,6 +36,12 @@ pub fn huge_bytes(ranges: &[(usize, usize)]) -> Result<Huge, Why> {
 ///
 /// The kernel reports per mapping. If a mapping extends beyond the ranges, its value is limited to the bytes that the
 /// ranges cover; the result is then an upper bound. Malformed lines count as 0.
+///
+/// ```
+/// let text = b"7f0000000000-7f0000400000 rw-p 00000000 00:00 0\nAnonHugePages:      2048 kB\n";
+/// let huge = allocwall_pool::region::huge_within(text, &[(0x7f00_0000_0000, 0x7f00_0040_0000)]);
+/// assert_eq!(huge.transparent, 2 << 20);
+/// ```
 pub fn huge_within(text: &[u8], ranges: &[(usize, usize)]) -> Huge {
     let mut huge = Huge::default();
     // The bytes of the current mapping that the ranges cover.

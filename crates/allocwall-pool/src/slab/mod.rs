@@ -65,6 +65,13 @@ pub struct Settings {
 impl Settings {
     /// Settings for arenas of this many bytes, on transparent huge pages. One empty slab is kept, and 5 % of the
     /// slabs in use. Prices are watched.
+    ///
+    /// ```
+    /// use allocwall_pool::slab::Settings;
+    ///
+    /// let settings = Settings { keep_bytes: 16 << 20, ..Settings::of(1 << 20) };
+    /// # let _ = settings;
+    /// ```
     pub fn of(arena_bytes: usize) -> Self {
         Self { arena_bytes, pages: Pages::Transparent, keep_bytes: HUGE, watch_price: true }
     }
@@ -187,6 +194,15 @@ pub struct Arenas<S = Linux> {
 impl Arenas<Linux> {
     /// Makes an empty set of arenas. No slab is mapped yet.
     ///
+    /// ```
+    /// use allocwall_pool::slab::{Arenas, Settings};
+    ///
+    /// let arenas = Arenas::new(Settings::of(1 << 20))?;
+    /// assert!(Arenas::new(Settings::of(1000)).is_err());
+    /// # drop(arenas);
+    /// # Ok::<(), allocwall_pool::region::Why>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Why::Empty`] for an arena size that is not a power of two or is below 64 KiB; [`Why::TooLarge`] for more
@@ -221,6 +237,18 @@ impl<S: System> Arenas<S> {
 
     /// Allocates an arena: `bytes` bytes, aligned to `bytes`, with undefined content. Cost: bookkeeping of some tens of
     /// nanoseconds; for a new slab also the mapping and its first touch.
+    ///
+    /// ```
+    /// use allocwall_pool::slab::{Arenas, Settings};
+    ///
+    /// let arenas = Arenas::new(Settings::of(1 << 20))?;
+    /// if let Ok(arena) = arenas.alloc(1 << 20) {
+    ///     assert_eq!(arena.addr().get() % (1 << 20), 0);
+    ///     // SAFETY: the arena is not used any more.
+    ///     unsafe { arenas.free(arena) };
+    /// }
+    /// # Ok::<(), allocwall_pool::region::Why>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -297,6 +325,16 @@ impl<S: System> Arenas<S> {
     /// Frees an arena, or reports that the address is foreign. Cost: bookkeeping; in some calls one or two slabs are
     /// unmapped, and the memory of up to two arenas is returned.
     ///
+    /// ```
+    /// use allocwall_pool::slab::{Arenas, Freed, Settings};
+    ///
+    /// let arenas = Arenas::new(Settings::of(1 << 20))?;
+    /// let mut other = 0u64;
+    /// // SAFETY: not an arena, so it is left alone.
+    /// assert_eq!(unsafe { arenas.free(std::ptr::NonNull::from(&mut other).cast()) }, Freed::Foreign);
+    /// # Ok::<(), allocwall_pool::region::Why>(())
+    /// ```
+    ///
     /// # Safety
     ///
     /// If `address` is an arena of these, no code uses it any more.
@@ -350,6 +388,14 @@ impl<S: System> Arenas<S> {
     }
 
     /// The state now, and the sums since the start. Allocates nothing.
+    ///
+    /// ```
+    /// use allocwall_pool::slab::{Arenas, Settings};
+    ///
+    /// let arenas = Arenas::new(Settings::of(1 << 20))?;
+    /// assert_eq!((arenas.counts().arenas, arenas.counts().slabs), (0, 0));
+    /// # Ok::<(), allocwall_pool::region::Why>(())
+    /// ```
     pub fn counts(&self) -> Counts {
         let now = self.system.now();
         self.with(|inner| {
@@ -376,6 +422,14 @@ impl<S: System> Arenas<S> {
     /// [`region::huge_bytes`](crate::region::huge_bytes).
     ///
     /// This function allocates; use it only for reports.
+    ///
+    /// ```
+    /// use allocwall_pool::{region::huge_bytes, slab::{Arenas, Settings}};
+    ///
+    /// let arenas = Arenas::new(Settings::of(1 << 20))?;
+    /// println!("{:?}", huge_bytes(&arenas.ranges())?);
+    /// # Ok::<(), allocwall_pool::region::Why>(())
+    /// ```
     pub fn ranges(&self) -> Vec<(usize, usize)> {
         let mut ranges = Vec::new();
         loop {
@@ -399,6 +453,14 @@ impl<S: System> Arenas<S> {
     }
 
     /// The settings of these arenas.
+    ///
+    /// ```
+    /// use allocwall_pool::slab::{Arenas, Settings};
+    ///
+    /// let arenas = Arenas::new(Settings::of(1 << 20))?;
+    /// assert_eq!(arenas.settings().arena_bytes, 1 << 20);
+    /// # Ok::<(), allocwall_pool::region::Why>(())
+    /// ```
     pub fn settings(&self) -> &Settings {
         &self.settings
     }

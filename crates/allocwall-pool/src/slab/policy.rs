@@ -114,6 +114,10 @@ pub enum Host {
 
 impl Host {
     /// A stable name.
+    ///
+    /// ```
+    /// assert_eq!(allocwall_pool::slab::Host::Warm.key(), "warm");
+    /// ```
     pub fn key(self) -> &'static str {
         match self {
             Host::Warm => "warm",
