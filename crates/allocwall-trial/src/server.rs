@@ -145,8 +145,11 @@ impl Server<'_> {
                     let load = || self.load_by_command(line, read, *limit, self.interrupted).map(drop);
                     load()?;
                     // A short load is repeated. Some can't be, and then the load is over.
-                    while !seen.load(Ordering::Relaxed) && load().is_ok() {}
-                    Ok(())
+                    loop {
+                        if seen.load(Ordering::Relaxed) || load().is_err() {
+                            return Ok(());
+                        }
+                    }
                 }
             };
             let done = &over;
