@@ -124,7 +124,6 @@ fn saved(ctx: &Context, remedy: &Remedy) -> Option<Saved> {
     });
     let own = ctx.cpu(&[CostClass::Application]).ok()?.share;
     let replayed = Replayed::of(ctx, remedy).map(|replayed| replayed.saved);
-    let layout = if replayed.is_some() { swaps::LAYOUT_OF_MANY } else { swaps::LAYOUT };
     let of_lines = match (library, replayed) {
         _ if matches!(remedy.effect, Effect::Unknown(_)) => return None,
         (Some(kind), Some(replayed)) => sum(&[replayed, start_cost(ctx, kind)]),
@@ -133,7 +132,7 @@ fn saved(ctx: &Context, remedy: &Remedy) -> Option<Saved> {
         (None, None) => bounded(ctx, remedy)?,
     };
     let aside = match (library, remedy.effect) {
-        (Some(_), _) => times(own, layout),
+        (Some(_), _) => times(own, swaps::LAYOUT),
         (None, Effect::HugeTouch) if remedy.applies(Change::ArenaHook) => loads_of_arenas(ctx, remedy, own),
         (None, Effect::HugeTouch) => loads_on_huge_pages(ctx, remedy, own),
         (None, _) => times(own, swaps::PLACES),

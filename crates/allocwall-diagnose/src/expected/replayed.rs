@@ -21,6 +21,13 @@ const ALIKE_WHERE_CONTENDED: f64 = 2.0;
 /// Where both are below this share of CPU time, their ratio is noise.
 const LITTLE: f64 = 0.01;
 
+/// By how much a prediction from a replay was off in other programs, as a part of what malloc costs them: 80 % of the measured points lie
+/// inside with this on both sides. Fitted by `benches/prediction_accuracy.py --fit`, which also tries it on each program without its own
+/// part in it (docs/predictions.md).
+const ERROR_OF_SWAPS: f64 = 0.3;
+/// The same for a setting of the present allocator.
+const ERROR_OF_SETTINGS: f64 = 0.02;
+
 /// The saving in the lines of the bill that belong to malloc, as a share of the target's CPU time; negative if the remedy costs more.
 pub(super) struct Replayed {
     pub saved: Interval,
@@ -38,6 +45,9 @@ impl Replayed {
         let own_ns = (replay.present.cost.point - replay.present.ready.point).max(0.0);
         let scale = scale(of_lines, own_ns * per_cpu_ns, contended(ctx))?;
         let saved = scaled(variant.saved.scaled(per_cpu_ns), scale);
+        let error = if remedy.effect == Effect::Swap { ERROR_OF_SWAPS } else { ERROR_OF_SETTINGS };
+        let error = error * of_lines.point;
+        let saved = Interval::new(saved.low - error, saved.point, saved.high + error);
         // It saves no more than there is.
         let saved = Interval::new(
             saved.low.min(of_lines.low),
@@ -184,7 +194,7 @@ mod tests {
         let dearer = change_of(&subject, "mimalloc").unwrap();
         assert!((dearer.point - 0.19).abs() < 0.01 && dearer.low > 0.13, "{dearer:?}");
         let cheaper = change_of(&subject, "tcmalloc").unwrap();
-        assert!((cheaper.point + 0.06).abs() < 0.01 && cheaper.high < -0.02, "{cheaper:?}");
+        assert!((cheaper.point + 0.06).abs() < 0.01 && cheaper.high < -0.01, "{cheaper:?}");
         // Another allocator was not replayed: the ranges of other programs hold.
         let ranged = change_of(&subject, "jemalloc").unwrap();
         assert_eq!(Some(ranged), change_of(&calling(0.08), "jemalloc"));
@@ -212,11 +222,25 @@ mod tests {
         for share in [0.16, 0.08, 0.04, 0.24] {
             let half = saved(share, 400.0).unwrap();
             assert!((half.point - share / 2.0).abs() < 0.005, "{half:?}");
-            assert!(half.low > share * 0.42 && half.high < share * 0.58, "{half:?}");
+            // The replay's own interval, and the error of replays in other programs.
+            let [low, high] = [0.42 - ERROR_OF_SWAPS, 0.58 + ERROR_OF_SWAPS].map(|part| share * part);
+            assert!(half.low > low && half.high < high, "{half:?}");
         }
         // Never more than there is.
         let all = saved(0.04, 790.0).unwrap();
         assert!(all.high < 0.046 && all.point < 0.041, "{all:?}");
+    }
+
+    #[test]
+    fn a_setting_is_predicted_more_closely_than_another_allocator() {
+        let width = |key: &str| {
+            let subject = replayed(calling(0.16), &[(key, 400.0)]);
+            let ctx = Context::new(&subject.recording, &subject.bill);
+            let saved = Replayed::of(&ctx, find(key).unwrap()).unwrap().saved;
+            saved.high - saved.low
+        };
+        let more = 2.0 * (ERROR_OF_SWAPS - ERROR_OF_SETTINGS) * 0.16;
+        assert!((width("tcmalloc") - width("glibc-tcache-count") - more).abs() < 0.005);
     }
 
     #[test]

@@ -48,10 +48,6 @@ pub const UNKNOWN_CODE: Bounds = part(-0.25, 0.6);
 /// Of the application's own time: the addresses of blocks change the time of its loads, and the alignment of a program changes its run
 /// time by 1 to 2 % (Mytkowicz et al., ASPLOS 2009).
 pub const LAYOUT: Bounds = part(-0.015, 0.015);
-/// The same where the calls were counted and replayed. Programs with many small blocks often gain more than their calls cost, since
-/// other allocators have no header before each block, and so put more of them into a cache line (docs/predictions.md, by the errors of
-/// 14 programs).
-pub const LAYOUT_OF_MANY: Bounds = part(-0.03, 0.05);
 /// The same for a setting of the current allocator.
 pub const PLACES: Bounds = part(-0.005, 0.005);
 /// The same on huge pages, where loads also miss the TLB less often.
