@@ -108,10 +108,10 @@ pub fn find(machine: &Machine, wanted: &str) -> Result<Container> {
         [] => {
             let names = found.containers.iter().flat_map(|container| &container.names).map(String::as_str);
             let near = hint(wanted, names);
-            let unread = found
-                .unread
-                .as_ref()
-                .map_or_else(String::new, |absence| format!("; names are unknown: {absence}"));
+            // It matters only if a name is missing.
+            let nameless = |container: &Container| container.names.is_empty() && is_id(&container.id);
+            let unread = found.unread.as_ref().filter(|_| found.containers.iter().any(nameless));
+            let unread = unread.map_or_else(String::new, |absence| format!("; names are unknown: {absence}"));
             refused(format!("no such container{near}; running: {}{unread}", listed(found.containers.iter())))
         }
         several => refused(format!(
@@ -260,12 +260,13 @@ impl Files {
         let mut files = Files { proc_root, roots, stored: BTreeMap::new(), unread: None };
         let data = std::env::var_os("XDG_DATA_HOME").map(PathBuf::from);
         let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".local/share"));
-        let own = data.or_else(home).map(|data| data.join("containers/storage"));
-        for storage in own.into_iter().chain([PathBuf::from(STORAGE)]) {
+        // The user's own folder is not below the root of another process.
+        let own = data.or_else(home).map(|data| (data.join("containers/storage"), &roots[..1]));
+        for (storage, roots) in own.into_iter().chain([(PathBuf::from(STORAGE), &roots[..])]) {
             // One folder for each driver of the storage.
             for driver in ["overlay", "vfs", "btrfs"] {
                 let list = storage.join(format!("{driver}-containers/containers.json"));
-                if let Some(document) = files.read(&list, LIST_FILE) {
+                if let Some(document) = files.read(roots, &list, LIST_FILE) {
                     files.stored.extend(stored(&document));
                 }
             }
@@ -273,9 +274,9 @@ impl Files {
         files
     }
 
-    /// None if the file does not exist. Remembers why it could not be read.
-    fn read(&mut self, path: &Path, limit: u64) -> Option<Value> {
-        for root in self.roots {
+    /// From the first of these roots that has the file; None if none has it. Remembers why it could not be read.
+    fn read(&mut self, roots: &[i32], path: &Path, limit: u64) -> Option<Value> {
+        for &root in roots {
             let absence = match inside::read(&self.proc_root, root, path, limit) {
                 Ok(bytes) => match serde_json::from_slice(&bytes) {
                     Ok(document) => return Some(document),
@@ -284,10 +285,12 @@ impl Files {
                         format!("{} is not JSON, or too large", path.display()),
                     ),
                 },
-                Err(absence) => absence,
+                Err(absence) => {
+                    let below = format!("{}/{root}/root", self.proc_root.display());
+                    Absence { detail: absence.detail.replacen(&below, "", 1), ..absence }
+                }
             };
-            // Without rights, the root of another process looks the same as a file that can't be read.
-            if absence.reason != Reason::NotFound && !absence.is_gone() {
+            if !absence.is_gone() {
                 self.unread.get_or_insert(absence);
             }
         }
@@ -296,13 +299,15 @@ impl Files {
 
     /// The runtime and the names of a container. None if the part does not belong to a container after all.
     fn names(&mut self, part: &Part) -> Option<(Runtime, Vec<String>)> {
+        let roots = self.roots;
         if let Some(names) = self.stored.get(&part.id) {
             let runtime = if part.in_pod { Runtime::CriO } else { Runtime::Podman };
             return Some((runtime, names.clone()));
         }
         if is_id(&part.id) && matches!(part.runtime, Runtime::Docker | Runtime::Unknown) {
             let path = format!("/var/lib/docker/containers/{}/config.v2.json", part.id);
-            let name = self.read(Path::new(&path), ONE_FILE).and_then(|document| docker_name(&document));
+            let name =
+                self.read(&roots, Path::new(&path), ONE_FILE).and_then(|document| docker_name(&document));
             if let Some(name) = name {
                 return Some((Runtime::Docker, names_of(&name)));
             }
@@ -312,7 +317,7 @@ impl Files {
             let elsewhere: &[&str] = if is_id(&part.id) { &["k8s.io", "default"] } else { &[] };
             for namespace in [part.above.as_str()].iter().chain(elsewhere).filter(|name| !name.is_empty()) {
                 let path = format!("{TASKS}/{namespace}/{}/config.json", part.id);
-                if let Some(document) = self.read(Path::new(&path), ONE_FILE) {
+                if let Some(document) = self.read(&roots, Path::new(&path), ONE_FILE) {
                     return Some((Runtime::Containerd, annotated(&document)));
                 }
             }

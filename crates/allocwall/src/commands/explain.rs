@@ -593,6 +593,11 @@ mod tests {
             "REMEDIES",
             "CALL SITES",
             "LIMITS",
+            "RULED OUT",
+            "NOT MEASURED",
+            "WAITS",
+            "MEMORY",
+            "RUNTIME",
         ];
         let words = words.into_iter().chain([
             "better",

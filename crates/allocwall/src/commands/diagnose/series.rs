@@ -289,7 +289,9 @@ mod tests {
             assert!(plan(options).is_err(), "{options:?}");
         }
         assert!(Line::try_parse_from(["diagnose", "-p", "1", "--every", "5"]).is_err());
-        assert!(Line::try_parse_from(["diagnose", "file", "--repeat", "5"]).is_err());
+        let of_file =
+            Line::try_parse_from(["diagnose", "file", "--repeat", "5"]).expect("it may be a process");
+        assert_eq!(of_file.args.of_a_window(), Some("--repeat"));
     }
 
     #[test]
