@@ -1,7 +1,7 @@
 //! The remedies: what to change, what it is predicted to save, and how to try it.
 
 use super::super::escape::terminal;
-use super::super::layout::{columns, elide_end};
+use super::super::layout::{columns, elide_end, shell_lines};
 use super::ladder::{COLUMN, label};
 use super::page::{Ink, Page, bytes};
 use allocwall_diagnose::bill::Bill;
@@ -54,8 +54,11 @@ fn in_short(gain: &str) -> String {
 
 /// A remark that would take a line of its own is left to the whole report.
 fn without_long_remark(page: &Page, line: ShellLine) -> ShellLine {
-    let fits = COLUMN + 8 + columns(&line.to_string()) <= page.width;
-    ShellLine { remark: line.remark.clone().filter(|_| fits), ..line }
+    let column = COLUMN + 8;
+    let lines = shell_lines(&terminal(&line.command), page.width, column);
+    let last = lines.last().map_or(0, |last| columns(last)) + if lines.len() == 1 { column } else { 0 };
+    let fits = |remark: &String| last + columns("  # ") + columns(remark) <= page.width;
+    ShellLine { remark: line.remark.filter(fits), ..line }
 }
 
 /// Columns of a line in the brief report that is not wrapped on a usual terminal.
