@@ -430,7 +430,7 @@ pub fn trial(recording: &Recording, bill: &Bill, offer: &Prescription) -> Option
     let line = trial_of_command(&ctx, remedy)?;
     match recording.meta.ended {
         Ended::TargetExited { .. } => Some(line),
-        _ => Some(line.remark("if it is a server: --load URL before the --")),
+        _ => Some(line.remark("for a server, add --load URL")),
     }
 }
 

@@ -1,6 +1,6 @@
 //! The list of recordings: time, target, verdict.
 
-use super::layout::{columns, elide_end, elide_middle};
+use super::layout::{columns, elide_middle};
 use super::text::{Ink, Page, Style, command};
 use allocwall_diagnose::{ShellLine, Verdict, main_process};
 use allocwall_model::recording::Recording;
@@ -20,11 +20,7 @@ pub fn entry(judged: Result<(&Recording, &Verdict), String>, path: &str, style: 
             let ink = if verdict.walls.is_empty() { Ink::Good } else { Ink::Bad };
             page.wrapped(2, &verdict.sentence, ink);
         }
-        Err(why) => {
-            let text = elide_end(&super::escape::terminal(&why), page.width);
-            let line = page.paint(Ink::Warn, &text);
-            page.line(&line);
-        }
+        Err(why) => page.wrapped(0, &why, Ink::Warn),
     }
     page.command(2, &ShellLine::from(format!("allocwall report {}", quoted(path))));
     page.out

@@ -117,10 +117,20 @@ fn quietly(
     let bench = Bench::new(Some(cpu))?;
     let _pinned = Pinned::to(cpu)?;
     let mut watch = Watch::begin(begun + MOST)?;
-    let mut table = experiments::interleaved(&bench, &|name| wanted.contains(&name));
-    let stop = rounds(&mut table, &mut || {
+    Ok(prices_of(machine, wanted, &bench, &mut || {
         if interrupted.load(Ordering::Relaxed) { Some(Stop::Interrupted) } else { watch.stop() }
-    });
+    }))
+}
+
+/// A price, or the reason why not, for each that is wanted.
+fn prices_of(
+    machine: String,
+    wanted: &[&'static str],
+    bench: &Bench,
+    stop: &mut dyn FnMut() -> Option<Stop>,
+) -> PriceList {
+    let mut table = experiments::interleaved(bench, &|name| wanted.contains(&name));
+    let stop = rounds(&mut table, stop);
     let mut list = tally(machine, table);
     // An experiment may have prices that nothing needs.
     list.prices.retain(|price| wanted.contains(&price.name.as_str()));
@@ -130,7 +140,7 @@ fn quietly(
             *absence = stop.absence();
         }
     }
-    Ok(list)
+    list
 }
 
 /// One repetition of each experiment after the other, until each has enough. Why it stopped earlier.
@@ -276,6 +286,29 @@ mod tests {
         assert_eq!(lasting(&both).absent, both.absent);
         let passing = together(&known, list(&[], &[(TOUCH_2M, Reason::TooLittle)]));
         assert_eq!((lasting(&passing).prices, lasting(&passing).absent), (passing.prices, vec![]));
+    }
+
+    #[test]
+    fn each_wanted_price_is_measured_or_has_a_reason_and_no_other() {
+        let bench = Bench::new(None).expect("a machine that can be calibrated");
+        let wanted = [TOUCH_4K, TOUCH_2M, SYSCALL];
+        let names = |list: &PriceList| {
+            let priced = list.prices.iter().map(|price| price.name.clone());
+            let mut names: Vec<String> =
+                priced.chain(list.absent.iter().map(|(name, _)| name.clone())).collect();
+            names.sort_unstable();
+            names
+        };
+        let mut sorted = wanted.map(str::to_owned);
+        sorted.sort_unstable();
+        let list = prices_of("m".into(), &wanted, &bench, &mut || None);
+        assert_eq!(names(&list), sorted);
+        assert!(list.prices.iter().all(|price| price.ns.low > 0.0 && price.repetitions as usize <= ENOUGH));
+        // The near twin stops before the first repetition: what could have been measured says why it was not.
+        let stopped = prices_of("m".into(), &wanted, &bench, &mut || Some(Stop::Wanted));
+        assert_eq!((names(&stopped), stopped.prices), (sorted.to_vec(), vec![]));
+        let why = stopped.absent.iter().find(|(name, _)| name == SYSCALL).map(|(_, absence)| absence.clone());
+        assert_eq!(why, Some(Stop::Wanted.absence()));
     }
 
     #[test]

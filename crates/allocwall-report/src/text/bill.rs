@@ -92,7 +92,7 @@ pub(super) fn on_cpu(page: &mut Page, rec: &Recording, bill: &Bill) {
     }
     let covered = cpu.total(page);
     zero_lines(page, cpu.lines, &cpu.tenths);
-    caveats(page, cpu.lines);
+    caveats(page, cpu.lines.iter());
     disagreement(page, rec, covered);
 }
 
@@ -112,12 +112,14 @@ pub(super) fn brief(page: &mut Page, rec: &Recording, bill: &Bill, verdict: &Ver
         let small: Vec<usize> = (0..cpu.lines.len()).filter(is_small).collect();
         // One line takes as much room as the row that stands for it.
         let folded = if small.len() > 1 { &small[..] } else { &[] };
-        for nth in (0..cpu.lines.len()).filter(|nth| !folded.contains(nth)) {
-            cpu.row(page, nth);
+        let rows: Vec<usize> =
+            (0..cpu.lines.len()).filter(|nth| cpu.tenths[*nth] > 0 && !folded.contains(nth)).collect();
+        for nth in &rows {
+            cpu.row(page, *nth);
         }
         cpu.rest(page, folded);
         let covered = cpu.total(page);
-        caveats(page, cpu.lines);
+        caveats(page, rows.iter().map(|nth| &cpu.lines[*nth]));
         disagreement(page, rec, covered);
     }
     waits(page, bill);
@@ -262,9 +264,9 @@ fn zero_lines(page: &mut Page, lines: &[CpuLine], tenths: &[u64]) {
 }
 
 /// Prints the notes of lines, each once. Notes of kernel lines are in the JSON document only.
-fn caveats(page: &mut Page, lines: &[CpuLine]) {
+fn caveats<'b>(page: &mut Page, lines: impl Iterator<Item = &'b CpuLine>) {
     let mut notes: Vec<(&str, Vec<&str>)> = vec![];
-    for line in lines.iter().filter(|line| shows_notes(line)) {
+    for line in lines.filter(|line| shows_notes(line)) {
         for note in &line.notes {
             match notes.iter_mut().find(|(known, _)| known == note) {
                 Some((_, titles)) => titles.push(line.class.title()),

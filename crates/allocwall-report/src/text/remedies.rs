@@ -1,7 +1,7 @@
 //! The remedies: what to change, what it is predicted to save, and how to try it.
 
 use super::super::escape::terminal;
-use super::super::layout::{columns, elide_end};
+use super::super::layout::{columns, elide_end, shell_lines};
 use super::ladder::{COLUMN, label};
 use super::page::{Ink, Page, bytes};
 use allocwall_diagnose::bill::Bill;
@@ -22,7 +22,7 @@ pub(super) fn brief(page: &mut Page, rec: &Recording, bill: &Bill, verdict: &Ver
     page.blank();
     let lead = format!("{:COLUMN$}", "REMEDY");
     let entry = remedies::find(&first.remedy);
-    head(page, &lead, Ink::Heading, first, &gain(first, entry));
+    head(page, &lead, Ink::Heading, first, &in_short(&gain(first, entry)));
     if let Some(line) = trial(rec, bill, first) {
         page.command_after(&beside("try"), COLUMN + 6, &without_long_remark(page, line));
     }
@@ -36,7 +36,8 @@ pub(super) fn brief(page: &mut Page, rec: &Recording, bill: &Bill, verdict: &Ver
     // A single one takes as much room as the line that counts it.
     let named = if others.len() == NAMED + 1 { others.len() } else { NAMED };
     for (nth, remedy) in others.iter().take(named).enumerate() {
-        let text = format!("{} · {}", terminal(&remedy.title), gain(remedy, remedies::find(&remedy.remedy)));
+        let gain = gain(remedy, remedies::find(&remedy.remedy));
+        let text = format!("{} · {}", terminal(&remedy.title), in_short(&gain));
         let text = elide_end(&text, page.width.max(SHORT) - COLUMN);
         label(page, if nth == 0 { "OR" } else { "" }, Ink::Heading, &text);
     }
@@ -46,10 +47,18 @@ pub(super) fn brief(page: &mut Page, rec: &Recording, bill: &Bill, verdict: &Ver
     }
 }
 
+/// Without the reason why it is unknown, which the whole report has.
+fn in_short(gain: &str) -> String {
+    gain.split_once(": ").map_or(gain, |(gain, _)| gain).to_owned()
+}
+
 /// A remark that would take a line of its own is left to the whole report.
 fn without_long_remark(page: &Page, line: ShellLine) -> ShellLine {
-    let fits = COLUMN + 8 + columns(&line.to_string()) <= page.width;
-    ShellLine { remark: line.remark.clone().filter(|_| fits), ..line }
+    let column = COLUMN + 8;
+    let lines = shell_lines(&terminal(&line.command), page.width, column);
+    let last = lines.last().map_or(0, |last| columns(last)) + if lines.len() == 1 { column } else { 0 };
+    let fits = |remark: &String| last + columns("  # ") + columns(remark) <= page.width;
+    ShellLine { remark: line.remark.filter(fits), ..line }
 }
 
 /// Columns of a line in the brief report that is not wrapped on a usual terminal.

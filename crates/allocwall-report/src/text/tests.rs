@@ -7,6 +7,7 @@ use super::sites::without_arguments;
 use super::*;
 use allocwall_diagnose::Prescription;
 use allocwall_diagnose::bill::{Basis, Faulted, NO_SYMBOL, OwnerShare, Site};
+use allocwall_model::catalogue::cost::CostClass;
 use allocwall_model::catalogue::owners::Owner;
 use allocwall_model::catalogue::remedies::find;
 use allocwall_model::recording::{
@@ -134,6 +135,28 @@ fn the_brief_report_tries_and_applies_the_first_remedy_alone() {
     ended.rec.meta.ended = Ended::TargetExited { status: None };
     let page = printed(&ended, 100);
     assert!(page.contains(TRIAL) && !page.contains("--load URL"), "{page}");
+}
+
+#[test]
+fn the_brief_report_has_no_half_commands_and_no_notes_on_lines_that_it_folds() {
+    let mut case = sketches::first_touch();
+    for remedy in &mut case.verdict.remedies {
+        (remedy.remedy, remedy.gain, remedy.at_most) = ("glibc-hugetlb".into(), None, None);
+    }
+    const TEST: &str = "gain unknown: test it with";
+    assert!(printed(&case, 100).contains(TEST));
+    let page = briefly(&case, 100);
+    assert!(!page.contains(TEST) && page.contains("preload jemalloc · gain unknown\n"), "{page}");
+    let noted = |share: f64| {
+        let mut case = sketches::nothing_found();
+        for line in case.bill.on_cpu.as_mut().unwrap() {
+            if line.class == CostClass::RuntimeAllocator {
+                (line.share.point, line.notes) = (share, vec!["a note".into()]);
+            }
+        }
+        briefly(&case, 100).contains("runtime's object allocator: a note")
+    };
+    assert!(noted(0.05) && !noted(0.0));
 }
 
 #[test]
