@@ -148,7 +148,7 @@ fn left_out(page: &mut Page, outcome: &TrialResult) {
     if outcome.design.left_out.is_empty() {
         return;
     }
-    page.section("NOT TRIED", "arms that were asked for; the trial went on without them");
+    page.section("NOT TRIED", "asked for; the trial went on without them");
     for arm in &outcome.design.left_out {
         page.wrapped(2, &terminal(&arm.why), Ink::Warn);
     }

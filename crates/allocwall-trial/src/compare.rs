@@ -287,7 +287,8 @@ fn undecided(comparison: &Comparison, taken: usize, planned: usize, family: usiz
 /// What would decide a comparison: more blocks, or with these blocks less noise, by which the number of blocks grows squared.
 fn what_it_takes(blocks: usize, needed: usize) -> String {
     let less = (needed as f64 / blocks.max(1) as f64).sqrt();
-    let noise = format!("with {blocks} blocks the noise would have to be {less:.1} times smaller");
+    let digits = usize::from(less < 9.95);
+    let noise = format!("with {blocks} blocks the noise would have to be {less:.digits$} times smaller");
     if needed <= plan::MOST_BLOCKS {
         format!("about {needed} blocks would decide; {noise}")
     } else {

@@ -768,7 +768,7 @@ fn the_plan_is_told_before_the_first_run_and_the_time_after_it() {
     for line in [
         "arms: the command itself, twice (A and A′), env:A=1, env:B=1\n",
         "plan: first 1 run of each arm that is not counted; then 6 blocks: 24 runs; ",
-        "result: better or worse needs at least 4 blocks; if runs of one arm differ by 1.0 %, 6 blocks find changes of ",
+        "result: to be better or worse, an arm needs at least 4 blocks; if runs of one arm differ by 1.0 %, 6 blocks find changes of ",
     ] {
         assert!(before.contains(line), "{line:?} in {said}");
     }
@@ -776,7 +776,7 @@ fn the_plan_is_told_before_the_first_run_and_the_time_after_it() {
     // A plan that can't give a result says so before the first run.
     let said = plan("3", "false");
     let before = said.split("error: ").next().unwrap_or_default();
-    assert!(before.contains("warning: 3 blocks can't give a result for 2 remedies: 4 are needed"), "{said}");
+    assert!(before.contains("warning: 3 blocks can't give a result with 2 remedies: 4 are needed"), "{said}");
     // The twin: the command works.
     let said = plan("4", "true");
     assert!(said.contains("\ntime: about ") && said.contains(", 4 blocks of "), "{said}");

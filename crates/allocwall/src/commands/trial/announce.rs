@@ -62,7 +62,7 @@ impl Plan<'_> {
 
     /// In short: what the plan can show.
     fn resolves(&self) -> String {
-        let needs = format!("better or worse needs at least {} blocks", self.fewest());
+        let needs = format!("to be better or worse, an arm needs at least {} blocks", self.fewest());
         let Length::Blocks(count) = self.length else { return needs };
         let noise = plan::noise_of_runs(ASSUMED_NOISE, self.names.len());
         match plan::resolves(count, noise, self.names.len(), self.family) {
@@ -81,14 +81,14 @@ impl Plan<'_> {
         let fewest = self.fewest();
         (count < fewest).then(|| {
             let compared = match self.names.len().saturating_sub(BASELINES) {
-                0 => "the command with itself".to_owned(),
+                0 => "the baseline alone".to_owned(),
                 1 => "1 remedy".to_owned(),
                 remedies => format!("{remedies} remedies"),
             };
             let blocks = if count == 1 { "1 block".to_owned() } else { format!("{count} blocks") };
             format!(
-                "{blocks} can't give a result for {compared}: {fewest} are needed (--blocks {fewest}); only medians, failures and \
-                 proofs will be reported"
+                "{blocks} can't give a result with {compared}: {fewest} are needed (--blocks {fewest}); effects and medians will be \
+                 shown, but nothing can be called better or worse"
             )
         })
     }
@@ -120,7 +120,10 @@ mod tests {
         let lines = plan(&names, Length::Blocks(12)).lines();
         assert_eq!(lines[0], "arms: the command itself, twice (A and A′), jemalloc, mimalloc");
         assert!(lines[1].contains("12 blocks: 48 runs"), "{lines:?}");
-        assert!(lines[2].starts_with("result: better or worse needs at least 4 blocks; "), "{lines:?}");
+        assert!(
+            lines[2].starts_with("result: to be better or worse, an arm needs at least 4 blocks; "),
+            "{lines:?}"
+        );
         assert!(lines[2].contains("12 blocks find changes of "), "{lines:?}");
         assert_eq!(lines.len(), 3);
         // With a known time, and of a trial that is continued.
@@ -136,7 +139,7 @@ mod tests {
         let names = names(&["jemalloc", "mimalloc", "tcmalloc"]);
         let fewest = plan::fewest_blocks(names.len(), 3);
         let warning = plan(&names, Length::Blocks(fewest - 1)).warning().unwrap_or_default();
-        let needed = format!("can't give a result for 3 remedies: {fewest} are needed (--blocks {fewest})");
+        let needed = format!("can't give a result with 3 remedies: {fewest} are needed (--blocks {fewest})");
         assert!(warning.contains(&needed), "{warning}");
         assert_eq!(plan(&names, Length::Blocks(fewest)).warning(), None);
         // More primary metrics share the level.
