@@ -19,10 +19,11 @@ import tarfile
 import tempfile
 import zipfile
 from dataclasses import dataclass
+from email.utils import formatdate
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-MOST_BYTES = 20 << 20
+MOST_BYTES = 20_000_000
 DOCUMENTS = ("LICENSE-APACHE", "LICENSE-MIT", "NOTICE", "CHANGELOG.md", "README.md", "docs/install.md")
 # The file of each shell's completions in the tarball, and its folder below /usr in the Debian package.
 COMPLETIONS = {
@@ -34,11 +35,12 @@ COMPLETIONS = {
 LIBRARIES = {"libgcc_s.so.1": "libgcc-s1"}
 OF_GLIBC = re.compile(r"(libc|libm|libdl|libpthread|librt|libutil|ld-linux.*)\.so\.\d+")
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+MAINTAINER = "The allocwall authors <maintainers@allocwall.invalid>"
 CONTROL = """\
 Package: allocwall
 Version: {version}
 Architecture: {architecture}
-Maintainer: The allocwall authors <maintainers@allocwall.invalid>
+Maintainer: {maintainer}
 Installed-Size: {kilobytes}
 Depends: {depends}
 Suggests: libjemalloc2
@@ -49,6 +51,30 @@ Description: tells whether memory allocation slows a Linux program down
  memory allocation ("wall") it has, which ones it does not have, and what to
  change. Trials test such a change on the program itself.
 """
+CHANGES = """\
+allocwall ({version}) unstable; urgency=medium
+
+  * CHANGELOG.md.gz, in this folder, has the changes.
+
+ -- {maintainer}  {date}
+"""
+# https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
+COPYRIGHT = """\
+Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
+Upstream-Name: allocwall
+Comment: The program contains libraries of others. Their licences are in NOTICE.gz
+ and LICENCES-OF-DEPENDENCIES.gz, in this folder.
+
+Files: *
+Copyright: 2026 The allocwall authors
+License: Apache-2.0 or Expat
+
+License: Apache-2.0
+ On Debian systems, the text is in /usr/share/common-licenses/Apache-2.0.
+
+License: Expat
+{mit}
+"""
 
 
 class Refused(Exception):
@@ -57,7 +83,7 @@ class Refused(Exception):
 
 @dataclass
 class Program:
-    """A program without debug information, and what it says about itself."""
+    """A stripped program, and what it says about itself."""
 
     path: Path
     version: str
@@ -99,10 +125,10 @@ def glibc_minor(content):
 
 
 def strip(source, folder):
-    """As in the wheel: line tables are three quarters of the file; the names of functions stay, for messages about a crash."""
+    """As in the wheel (crates/allocwall-py/backend.py)."""
     folder.mkdir()
     path = folder / "allocwall"
-    subprocess.run(("strip", "--strip-debug", "-o", path, source), check=True, stdin=subprocess.DEVNULL)
+    subprocess.run(("strip", "-o", path, source), check=True, stdin=subprocess.DEVNULL)
     return path
 
 
@@ -115,7 +141,7 @@ def manual(path, folder):
 def program(source, folder, limit):
     path = strip(source, folder)
     if limit and path.stat().st_size > MOST_BYTES:
-        raise Refused(f"{source} has {path.stat().st_size} bytes without debug information, more than {MOST_BYTES}")
+        raise Refused(f"{source} has {path.stat().st_size} bytes when it is stripped, more than {MOST_BYTES}")
     return Program(
         path=path,
         version=said(path, "--version").split()[-1],
@@ -152,17 +178,21 @@ def compressed(content):
 def deb(of, licences, epoch, out, quick):
     architecture = ARCHITECTURES[of.architecture]
     documents = "usr/share/doc/allocwall"
+    mit = "\n".join(f" {line}" if line else " ." for line in (ROOT / "LICENSE-MIT").read_text().strip().splitlines())
+    changes = CHANGES.format(version=of.version, maintainer=MAINTAINER, date=formatdate(epoch))
     files = {
         "usr/bin/allocwall": (of.read(), 0o755),
-        f"{documents}/copyright": ((ROOT / "NOTICE").read_bytes() + b"\n" + (ROOT / "LICENSE-MIT").read_bytes(), 0o644),
+        f"{documents}/copyright": (COPYRIGHT.format(mit=mit).encode(), 0o644),
+        f"{documents}/changelog.gz": (compressed(changes.encode()), 0o644),
         f"{documents}/LICENCES-OF-DEPENDENCIES.gz": (compressed(licences), 0o644),
-        f"{documents}/changelog.gz": (compressed((ROOT / "CHANGELOG.md").read_bytes()), 0o644),
-        f"{documents}/install.md.gz": (compressed((ROOT / "docs/install.md").read_bytes()), 0o644),
     }
+    for document in ("NOTICE", "CHANGELOG.md", "docs/install.md"):
+        files[f"{documents}/{Path(document).name}.gz"] = (compressed((ROOT / document).read_bytes()), 0o644)
     files |= {f"usr/share/man/man1/{page}.gz": (compressed(text), 0o644) for page, text in of.manual.items()}
     files |= {f"usr/{COMPLETIONS[shell][1]}": (text, 0o644) for shell, text in of.completions.items()}
     control = CONTROL.format(
         version=of.version,
+        maintainer=MAINTAINER,
         architecture=architecture,
         kilobytes=sum(len(content) + 1023 >> 10 for content, _ in files.values()),
         depends=depends(elf_of(of.path)[0], of.read()),
