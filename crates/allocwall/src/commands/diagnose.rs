@@ -375,8 +375,9 @@ fn verify(
         return Ok(ExitCode::SUCCESS);
     }
     printer.data("\n")?;
-    printer.note(&format!("trying {} against the baseline", applicable.join(", ")));
-    trial::run(trial::Args::of(&applicable, &args.command, load.unwrap_or_default()), printer)
+    let trial = trial::Args::of(&applicable, &args.command, load.unwrap_or_default());
+    printer.note(&format!("trying {} against the baseline: {}", applicable.join(", "), trial.command_line()));
+    trial::run(trial, printer)
 }
 
 fn record_now(

@@ -100,6 +100,18 @@ impl Args {
     }
 }
 
+impl Args {
+    /// The command line of this trial, without what has a default.
+    pub fn command_line(&self) -> String {
+        let with = self.options.with.iter().map(|name| format!("--with {}", quoted(name)));
+        let how = self.options.how();
+        let how = how.iter().map(|word| quoted(word));
+        let command = self.command.iter().map(|word| quoted(&word.to_string_lossy()));
+        let words = ["allocwall trial".to_owned()].into_iter().chain(with).chain(how);
+        words.chain(["--".to_owned()]).chain(command).collect::<Vec<_>>().join(" ")
+    }
+}
+
 pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     if let Some(line) = args.options.without_effect() {
         return Err(usage(line));
@@ -671,7 +683,11 @@ impl Trial<'_> {
             return Ok(First { ran, block_s });
         }
         if let Some(failure) = ran.iter().take(BASELINES).find_map(|r| r.failure.clone()) {
-            bail!("the command fails without any remedy: {failure}");
+            let less = match self.args.options.of_what() {
+                Of::Load => " (if the server can't answer so many requests: a lower --at or --rate)",
+                Of::Batch | Of::First | Of::LoadCommand => "",
+            };
+            bail!("the command fails without any remedy: {failure}{less}");
         }
         if let Kind::Batch(batch) = kind {
             let read = |run: &Ran, figure: &Figure| run.metrics.get(&figure.name)?.clone().err();
@@ -1000,6 +1016,18 @@ mod tests {
         let both = Some("exit status 1".to_owned());
         assert_eq!(of(both.as_deref(), both.as_deref()).0, [both.clone(), both.clone()]);
         assert_eq!(of(None, None), ([None, None], not_counted().detail));
+    }
+
+    #[test]
+    fn the_command_line_of_a_trial_can_be_copied() {
+        let command = ["sh", "-c", "a b"].map(OsString::from);
+        let load = Options { load: Some("http://127.0.0.1:1/?a&b".to_owned()), ..Options::default() };
+        let line = |options| Args::of(&["jemalloc", "thp"], &command, options).command_line();
+        assert_eq!(
+            line(load),
+            "allocwall trial --with jemalloc --with thp --load 'http://127.0.0.1:1/?a&b' -- sh -c 'a b'"
+        );
+        assert_eq!(line(Options::default()), "allocwall trial --with jemalloc --with thp -- sh -c 'a b'");
     }
 
     #[test]
