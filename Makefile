@@ -62,7 +62,7 @@ verdicts: build
 	tests/verdicts/run.py
 
 ## Packages for machines without a compiler, in target/dist/packages: tarballs, .deb, wheel, bill of materials, checksums. They run on
-## systems that are older than this one (docs/install.md). Two release builds: about twenty minutes on two CPUs.
+## systems that are older than this one (docs/install.md). Two release builds.
 dist:
 	@tools/need.sh python3=python3 cc=build-essential c++=build-essential readelf=binutils dpkg-deb=dpkg
 	@/usr/bin/python3 -c 'import ensurepip' 2>/dev/null || tools/need.sh venv=python3-venv
