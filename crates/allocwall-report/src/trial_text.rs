@@ -132,15 +132,12 @@ fn control(page: &mut Page, outcome: &TrialResult) {
 
 fn control_of(outcome: &TrialResult, c: &Comparison) -> String {
     let title = title(outcome, c);
-    let median = |arm: usize| outcome.summaries[arm].medians.get(&c.metric)?.as_ref().ok().copied();
-    match (&c.effect, median(0), median(1)) {
-        (Ok(effect), ..) => {
+    match (&c.effect, outcome.control_by_medians(&c.metric)) {
+        (Ok(effect), _) => {
             format!("{title} {} ({}, {})", change(effect.point), range(*effect), c.outcome.key())
         }
-        (Err(_), Some(first), Some(second)) if first > 0.0 && second > 0.0 => {
-            format!("{title} {} by the medians, without an interval", change(second / first - 1.0))
-        }
-        (Err(absence), ..) => format!("{title} not measured ({})", elide_end(&absence.detail, WHY_SHOWN)),
+        (Err(_), Some(effect)) => format!("{title} {} by the medians, without an interval", change(effect)),
+        (Err(absence), None) => format!("{title} not measured ({})", elide_end(&absence.detail, WHY_SHOWN)),
     }
 }
 

@@ -284,6 +284,13 @@ impl TrialResult {
         self.design.metrics.iter().find(|m| m.key == key)
     }
 
+    /// The relative change of A′ against A by their medians, where too few blocks give no interval.
+    pub fn control_by_medians(&self, metric: &str) -> Option<f64> {
+        let median = |arm: usize| self.summaries.get(arm)?.medians.get(metric)?.as_ref().ok().copied();
+        let (first, second) = (median(0)?, median(1)?);
+        (first > 0.0 && second > 0.0).then(|| second / first - 1.0)
+    }
+
     /// The baseline median of a comparison: the median of both baseline arms; for A′, the median of A.
     pub fn untreated_median(&self, comparison: &Comparison) -> Option<&Measured<f64>> {
         let medians = if comparison.arm < BASELINES {

@@ -150,8 +150,9 @@ pub fn percent(share: f64) -> String {
 /// The effects so far on the primary metrics: of A′ against A, which is the control, and of the remedies.
 fn estimate(outcome: &TrialResult) -> String {
     let primary = |c: &&Comparison| outcome.metric(&c.metric).is_some_and(|m| m.primary);
-    let shown = |c: &Comparison, name: &str| {
-        let effect = c.effect.as_ref().ok()?;
+    let several = outcome.baseline.iter().filter(primary).count() > 1;
+    let shown = |c: &Comparison, name: &str, otherwise: Option<f64>| {
+        let effect = c.effect.as_ref().ok().map(|effect| effect.point).or(otherwise)?;
         // Outcomes are shown only at interim looks: shown earlier, they would invite stopping at a convenient
         // moment.
         let looked = outcome.design.settings.looks.contains(&outcome.blocks);
@@ -160,12 +161,15 @@ fn estimate(outcome: &TrialResult) -> String {
             _ if !looked => String::new(),
             word => format!(" {}", word.key()),
         };
-        Some(format!("{name} {:+.1} %{word}", effect.point * 100.0))
+        let title = outcome.metric(&c.metric).filter(|_| several);
+        let title = title.map_or(String::new(), |metric| format!(" {}", metric.title));
+        Some(format!("{name}{title} {:+.1} %{word}", effect * 100.0))
     };
-    let control = outcome.baseline.iter().filter(primary).filter_map(|c| shown(c, "control"));
+    let control = |c: &Comparison| shown(c, "control", outcome.control_by_medians(&c.metric));
+    let control = outcome.baseline.iter().filter(primary).filter_map(control);
     // Without remedies, the control is all there is.
     let remedies = outcome.comparisons.iter().filter(primary).filter(|c| c.arm >= allocwall_trial::BASELINES);
-    let remedies = remedies.filter_map(|c| shown(c, &outcome.design.arms[c.arm].name));
+    let remedies = remedies.filter_map(|c| shown(c, &outcome.design.arms[c.arm].name, None));
     let all: Vec<String> = control.chain(remedies).collect();
     if all.is_empty() { String::new() } else { format!(" · so far {}", all.join(", ")) }
 }
