@@ -128,20 +128,24 @@ pub(super) fn brief(page: &mut Page, rec: &Recording, bill: &Bill, verdict: &Ver
 /// The waits that are a hundredth of the thread time or more, in one line. What was not measured is named at the end of the
 /// report.
 fn waits(page: &mut Page, bill: &Bill) {
+    /// Less is zero with two digits.
+    const LEAST_S: f64 = 0.005;
     let whole = bill.rates.thread_s;
     let known = bill.off_cpu.iter().filter_map(|line| Some((line.class, line.thread_s.as_ref().ok()?.point)));
     let mut known: Vec<(WaitClass, f64)> =
-        known.filter(|(_, time)| *time >= 0.01 * whole && *time > 0.0).collect();
+        known.filter(|(_, time)| *time >= (0.01 * whole).max(LEAST_S)).collect();
     known.sort_by(|a, b| b.1.total_cmp(&a.1));
-    let parts: Vec<String> = known
-        .iter()
-        .map(|(class, time)| {
-            format!("{} {:.1} %", class.short_title(), time / whole.max(f64::MIN_POSITIVE) * 100.0)
-        })
-        .collect();
-    let text = match parts.is_empty() {
-        true => format!("none of 1 % or more of {whole:.1} thread-seconds"),
-        false => format!("{} of {whole:.1} thread-seconds", parts.join(" · ")),
+    let part = |(class, time): &(WaitClass, f64)| match whole > 0.0 {
+        true => format!("{} {:.1} %", class.short_title(), time / whole * 100.0),
+        // The target ended before the times of its threads were read.
+        false => format!("{} {time:.2} s", class.short_title()),
+    };
+    let parts: Vec<String> = known.iter().map(part).collect();
+    let text = match (parts.is_empty(), whole > 0.0) {
+        (true, true) => format!("none of 1 % or more of {whole:.1} thread-seconds"),
+        (true, false) => "none: the window has no time of threads".to_owned(),
+        (false, true) => format!("{} of {whole:.1} thread-seconds", parts.join(" · ")),
+        (false, false) => parts.join(" · "),
     };
     page.hang("WAITS", Ink::Heading, 9, &text, Ink::Plain);
 }

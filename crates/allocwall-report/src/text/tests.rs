@@ -53,6 +53,19 @@ fn brief_reports_read_as_they_were_approved_and_fit_a_screen() {
     insta::assert_snapshot!("brief_first_touch_narrow", briefly(&sketches::first_touch(), 52));
 }
 
+/// A program that ended before the times of its threads were read has samples, and no thread time.
+#[test]
+fn waits_without_thread_time_have_no_share() {
+    let waits = |whole: f64| {
+        let mut case = sketches::first_touch();
+        case.bill.rates.thread_s = whole;
+        let page = briefly(&case, 100);
+        page.lines().find(|line| line.starts_with("WAITS")).unwrap().to_owned()
+    };
+    assert!(waits(0.0).len() <= 100 && !waits(0.0).contains('%'), "{}", waits(0.0));
+    assert!(waits(60.0).contains("60.0 thread-seconds"), "{}", waits(60.0));
+}
+
 /// As a usual diagnosis has them: memory by owner, several walls that were not measured, many small lines of the bill.
 #[test]
 fn a_full_brief_report_fits_a_screen() {
