@@ -553,7 +553,7 @@ fn an_arm_that_cannot_apply_is_refused_and_its_near_twin_is_not() {
         ("cpython-mimalloc-huge", on(python("3.12.1")), "3.13"),
         ("prefault=4G", on(facts()), "1024 MiB of memory"),
         ("prefault=1M", on(facts()), "no such library"),
-        ("jemalloc", on(facts()), "Debian: libjemalloc2"),
+        ("jemalloc", on(facts()), "sudo apt install libjemalloc2"),
         ("jemalloc@bundled", on(facts()), "this build does not include the library"),
         ("jemalloc-decay", on(facts()), "add the allocator to the arm"),
         ("glibc:arena_max=2", on(cleared()), "env -i"),
