@@ -816,7 +816,7 @@ fn an_arm_whose_library_is_missing_is_left_out_and_a_wrong_name_ends_the_trial()
     assert_eq!(both.status.code(), Some(1));
     assert!(talk(&both).contains("error: no arm is left to try"), "{}", talk(&both));
     // What no machine could do ends the trial.
-    assert_refused(&with(&["env:A=1", "mimaloc"], &[]), 1, &["nearest: mimalloc"], &[]);
+    assert_refused(&with(&["env:A=1", "mimaloc"], &[]), 2, &["nearest: mimalloc"], &[]);
 }
 
 #[test]
