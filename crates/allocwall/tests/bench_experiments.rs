@@ -216,7 +216,7 @@ fn all_experiments_run_one_after_the_other_and_are_listed() {
         assert!(ran || reasons.count() > 0, "{one}");
     }
     let list = String::from_utf8(bench(&["list"]).stdout).unwrap();
-    let listed: BTreeSet<&str> = list.lines().filter_map(|line| line.split(' ').next()).collect();
+    let listed: BTreeSet<&str> = list.lines().filter_map(|line| line.split_whitespace().next()).collect();
     for name in EXPERIMENTS.iter().copied().chain(["pipeline", "obmalloc"]) {
         assert!(listed.contains(name), "{name}: {list}");
     }

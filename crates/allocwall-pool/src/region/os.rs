@@ -174,9 +174,12 @@ pub(super) fn bind(base: NonNull<u8>, len: usize, node: u32) -> Result<(), Why> 
     if result == 0 { Ok(()) } else { Err(failed("mbind")) }
 }
 
+/// Linux 6.1 (include/uapi/asm-generic/mman-common.h); the libc crate has it for glibc alone.
+const MADV_COLLAPSE: libc::c_int = 25;
+
 pub(super) fn collapse(start: usize, len: usize) -> Result<(), CollapseError> {
     // SAFETY: the call keeps the contents of any memory; for unmapped or pinned memory it returns an error.
-    let result = unsafe { libc::madvise(ptr::with_exposed_provenance_mut(start), len, libc::MADV_COLLAPSE) };
+    let result = unsafe { libc::madvise(ptr::with_exposed_provenance_mut(start), len, MADV_COLLAPSE) };
     if result == 0 { Ok(()) } else { Err(CollapseError::from_errno(errno())) }
 }
 
