@@ -186,6 +186,19 @@ impl Drop for Server {
     }
 }
 
+/// All threads of this process wait for one lock of malloc.
+#[cfg(target_env = "gnu")]
+fn share_an_arena() -> anyhow::Result<()> {
+    // SAFETY: it only changes a setting of this process's malloc.
+    unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
+    Ok(())
+}
+
+#[cfg(not(target_env = "gnu"))]
+fn share_an_arena() -> anyhow::Result<()> {
+    bail!("it needs glibc's malloc, and this program is linked with another C library")
+}
+
 fn measure(task: &Task) -> anyhow::Result<Outcome> {
     let spec = task.spec;
     let grows = match spec.variant.as_str() {
@@ -195,8 +208,7 @@ fn measure(task: &Task) -> anyhow::Result<Outcome> {
     };
     // A recorder watches a run for its whole life, and ends it before its time.
     let life_s = if spec.announce { (spec.timed_s - SPARE.as_secs_f64()).max(1.0) } else { spec.timed_s };
-    // SAFETY: it only changes a setting of this process's malloc.
-    unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
+    share_an_arena()?;
     let threads = thread::available_parallelism().map_or(1, NonZero::get).clamp(2, MOST_THREADS);
     let barrier = Barrier::new(threads + 1);
     let (began_ns, ends_ns) = (AtomicU64::new(0), AtomicU64::new(0));
