@@ -456,10 +456,7 @@ class Bench:
     def round(self, program, arms):
         """{arm's name: CPU seconds for one operation, of the target and of the whole tree, and calls for one CPU second where they are
         counted; or a Failed}."""
-        if program.load:
-            groups = [[arm] for arm in random.sample(arms, len(arms))]
-        else:
-            groups = [arms]
+        groups = [[arm] for arm in random.sample(arms, len(arms))] if program.load else [arms]
         found = {}
         for group in groups:
             found |= self.together(program, group)
@@ -482,7 +479,7 @@ class Bench:
                     with limited(LIMIT_S):
                         served_s = program.load(stage)
                 except (Failed, OSError) as error:
-                    return {stage: Failed(str(error)) for stage in stages}
+                    return {name: Failed(str(error)) for name in stages}
             else:
                 pids = {name: stage.process.pid for name, stage in stages.items()}
                 for name in turns.take(pids, lambda name: stages[name].ended(), LIMIT_S * len(arms)):

@@ -18,11 +18,11 @@ MIB = 1 << 20
 TRANSPARENT = _native.transparent_refusal()
 
 
-def python(script, *arguments, **environment):
-    """Runs a script and returns its standard output. If the script fails, the test fails."""
+def interpreter(*arguments, **environment):
+    """A finished run of an interpreter without our variables and those of its allocator. If it fails, the test fails."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHONMALLOC", "ALLOCWALL"))}
     run = subprocess.run(
-        [sys.executable, *arguments, "-c", textwrap.dedent(script)],
+        [sys.executable, *arguments],
         env={**inherited, **environment},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -32,7 +32,12 @@ def python(script, *arguments, **environment):
     )
     if run.returncode != 0:
         raise AssertionError("exit status %d\n%s%s" % (run.returncode, run.stdout, run.stderr))
-    return run.stdout
+    return run
+
+
+def python(script, *arguments, **environment):
+    """Runs a script and returns its standard output."""
+    return interpreter(*arguments, "-c", textwrap.dedent(script), **environment).stdout
 
 
 def has_subinterpreters():
@@ -544,20 +549,10 @@ class Starting(unittest.TestCase):
             if len(sys.argv) == 1:
                 subprocess.run([sys.executable, __file__, "child"], check=True)
         """
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHONMALLOC", "ALLOCWALL"))}
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "script.py")
             path.write_text(textwrap.dedent(script))
-            run = subprocess.run(
-                [sys.executable, str(path)],
-                env={**inherited, **environment},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                universal_newlines=True,
-                timeout=60,
-            )
-        self.assertEqual(run.returncode, 0, run.stderr)
+            run = interpreter(str(path), **environment)
         return run.stdout, run.stderr
 
     def test_an_unknown_value_of_the_variable_is_told_once_and_reported_by_status(self):

@@ -247,6 +247,16 @@ impl PriceList {
     pub fn get(&self, name: &str) -> Option<crate::units::Interval> {
         self.prices.iter().find(|p| p.name == name).map(|p| p.ns)
     }
+
+    /// Why a price was not measured.
+    pub fn why_absent(&self, name: &str) -> Option<&Absence> {
+        self.absent.iter().find(|(absent, _)| absent == name).map(|(_, why)| why)
+    }
+
+    /// Whether the list has this price, or the reason why not.
+    pub fn answers(&self, name: &str) -> bool {
+        self.get(name).is_some() || self.why_absent(name).is_some()
+    }
 }
 
 /// More than any counter of a machine grows in one window: 2^56 ns are 8,192 CPUs (the maximum of an x86 kernel) that are

@@ -3,6 +3,10 @@
 //! The tests make their own files and devices: a failing test that runs as root must not destroy those of the
 //! machine.
 
+#[path = "common/running.rs"]
+mod running;
+
+use running::Running;
 use serde_json::Value;
 use std::ffi::OsStr;
 use std::fs;
@@ -16,16 +20,6 @@ use tempfile::TempDir;
 const BINARY: &str = env!("CARGO_BIN_EXE_allocwall");
 /// Much longer than any of these commands takes, much shorter than the time limit of a test run.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// A process that is killed when the test ends, also by a panic.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 impl Running {
     fn start(program: impl AsRef<OsStr>, arguments: &[&str]) -> Running {

@@ -1,24 +1,18 @@
 //! How allocwall treats its user: what a slip of the hand leads to, which names it understands, how wide it writes, and what it hands to
 //! the shell.
 
+#[path = "common/running.rs"]
+mod running;
+
+use running::Running;
 use std::fs;
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_allocwall");
 /// Above the kernel's largest pid_max (2^22).
 const NOBODY: &str = "4194305";
-
-/// A process that is killed when the test ends, also by a panic.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 impl Running {
     /// It uses CPU, and ends after one minute of CPU time.

@@ -1,11 +1,15 @@
 //! `allocwall memory`: its rows sum to the resident memory of the kernel, and what it calls live agrees with the account
 //! of the program itself, of glibc (mallinfo2(3)) and of CPython (sys._debugmallocstats).
 
+#[path = "common/running.rs"]
+mod running;
+
+use running::Running;
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_allocwall");
@@ -16,16 +20,6 @@ const HEAP: usize = 0;
 const MAPPED_BLOCK: usize = 2;
 const PYTHON_ARENA: usize = 3;
 const PRIVATE: usize = 4;
-
-/// A process that is killed when the test ends, also by a panic.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 impl Running {
     fn start(command: &mut Command) -> Running {

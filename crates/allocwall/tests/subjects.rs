@@ -1,13 +1,17 @@
 //! Runs each built-in subject for seconds: it becomes ready, its own account agrees with its dial, its twin does not
 //! have the wall, and it leaves no files or cgroups behind.
 
+#[path = "common/running.rs"]
+mod running;
+
 mod common;
 
 use common::{MachineTime, STOLEN, favoured};
+use running::Running;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{ChildStdout, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,16 +21,6 @@ const BINARY: &str = env!("CARGO_BIN_EXE_allocwall");
 fn alone() -> MutexGuard<'static, ()> {
     static MACHINE: Mutex<()> = Mutex::new(());
     MACHINE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A process that is killed when the test ends, also by a panic.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 impl Running {

@@ -11,11 +11,7 @@ use allocwall_model::units::{Absence, Reason};
 /// Prices that the predictions of these remedies use, and that were not measured on this machine yet. A price that can't be
 /// measured here is not among them: the price list has the reason.
 pub fn missing(recording: &Recording, remedies: &[Prescription]) -> Vec<&'static str> {
-    let is_known = |name: &str| {
-        recording.prices.as_ref().is_ok_and(|list| {
-            list.get(name).is_some() || list.absent.iter().any(|(absent, _)| absent == name)
-        })
-    };
+    let is_known = |name: &str| recording.prices.as_ref().is_ok_and(|list| list.answers(name));
     let mut missing = vec![];
     for (_, remedy) in offered(remedies) {
         let used = used(remedy);
@@ -31,7 +27,7 @@ pub fn missing(recording: &Recording, remedies: &[Prescription]) -> Vec<&'static
     missing
 }
 
-/// Why a remedy has no gain, if that is for want of a price.
+/// Why a remedy has no gain, if the reason is a missing price.
 pub fn unpriced(recording: &Recording, remedies: &[Prescription]) -> Option<Absence> {
     let without = offered(remedies).filter(|(offer, _)| offer.gain.is_none());
     let mut used = without.flat_map(|(_, remedy)| used(remedy).iter().copied());
@@ -39,13 +35,9 @@ pub fn unpriced(recording: &Recording, remedies: &[Prescription]) -> Option<Abse
     let name = used.find(|name| !is_priced(name))?;
     Some(match &recording.prices {
         Err(absence) => absence.clone(),
-        Ok(list) => list.absent.iter().find(|(absent, _)| *absent == name).map_or_else(
-            || {
-                Absence::new(Reason::NotFound, format!("this machine's price list has no {name}"))
-                    .mend(CALIBRATE)
-            },
-            |(_, absence)| absence.clone(),
-        ),
+        Ok(list) => list.why_absent(name).cloned().unwrap_or_else(|| {
+            Absence::new(Reason::NotFound, format!("this machine's price list has no {name}")).mend(CALIBRATE)
+        }),
     })
 }
 

@@ -85,13 +85,9 @@ fn lasting(list: &PriceList) -> PriceList {
 /// The new list goes before the known one where both have a price or a reason.
 fn together(known: &Measured<PriceList>, new: PriceList) -> PriceList {
     let Ok(known) = known else { return new };
-    let is_new = |name: &str| {
-        new.prices.iter().any(|price| price.name == name)
-            || new.absent.iter().any(|(absent, _)| absent == name)
-    };
     let mut list = known.clone();
-    list.prices.retain(|price| !is_new(&price.name));
-    list.absent.retain(|(name, _)| !is_new(name));
+    list.prices.retain(|price| !new.answers(&price.name));
+    list.absent.retain(|(name, _)| !new.answers(name));
     list.prices.extend(new.prices);
     list.absent.extend(new.absent);
     list.prices.sort_by_key(|price| rank(&price.name));

@@ -365,10 +365,9 @@ fn other_allocator(counted: &Counted) -> Measured<Option<&str>> {
 fn cpu_share(run: &Run, calls: &Calls) -> Measured<Interval> {
     let prices = run.prices.as_ref().map_err(Clone::clone)?;
     let price = |name: &str| {
-        let absent = || prices.absent.iter().find(|(absent, _)| absent == name).map(|(_, why)| why.clone());
         let unknown =
             || Absence::new(Reason::NotFound, "the price of malloc is not in this machine's prices");
-        prices.get(name).ok_or_else(|| absent().unwrap_or_else(unknown))
+        prices.get(name).ok_or_else(|| prices.why_absent(name).cloned().unwrap_or_else(unknown))
     };
     let (cached, arena) = (price(MALLOC_CACHED)?, price(MALLOC_ARENA)?);
     if let Some(other) = other_allocator(&run.counted)? {
