@@ -96,7 +96,7 @@ STEPS = [
     Step("rust", ["cargo", "test", "--workspace", "--locked", "--no-fail-fast", "--", "--show-output"]),
     Step("book", [sys.executable, "tests/book/run.py", "--binary", TESTED], needs="build"),
     Step("hostile", [sys.executable, "tests/hostile/run.py", "--binary", TESTED], needs="build"),
-    Step("faults", [sys.executable, "tests/faults/run.py", "--binary", TESTED, "--seconds", "60"], needs="build", ci=True),
+    Step("faults", [sys.executable, "tests/faults/run.py", "--binary", TESTED, "--seconds", "30"], needs="build", ci=True),
     Step("lab", [sys.executable, "tests/lab/run.py", "--binary", TESTED, "--install", "ci"], needs="build", ci=True),
     Step("perf", [sys.executable, f"{REAL}/beside_perf.py", "--binary", TESTED, "--install"], needs="build"),
     Step("real", [sys.executable, f"{REAL}/run.py", "--binary", TESTED, "--install"], needs="build"),

@@ -14,6 +14,7 @@ import sys
 import time
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+STARTS_S = 5
 
 
 def record(sequence):
@@ -35,12 +36,24 @@ def manifest(segments):
     return json.dumps({"version": 7, "segments": [record(n) for n in range(segments)]}).encode()
 
 
+def connected(address):
+    """A connection; a service that has just been started gets some time until it listens."""
+    latest = time.monotonic() + STARTS_S
+    while True:
+        try:
+            return socket.create_connection(address, timeout=10)
+        except ConnectionRefusedError:
+            if time.monotonic() > latest:
+                raise
+            time.sleep(0.05)
+
+
 class Connection:
     """One keep-alive connection with one request in progress."""
 
     def __init__(self, address, request):
         self.request = request
-        self.socket = socket.create_connection(address, timeout=10)
+        self.socket = connected(address)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.received = bytearray()
         self.expected = None

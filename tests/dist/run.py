@@ -106,6 +106,11 @@ def absent(machine, *names):
         expect(not (machine.root / name).exists(), f"/{name} is there before or after the installation")
 
 
+def book(machine, folder):
+    for path in ("docs/tutorial.md", "examples/manifest-service/load.py"):
+        expect((machine.root / folder / path).is_file(), f"{folder}/{path} is missing")
+
+
 def of_deb(machine, packages):
     files = ("usr/bin/allocwall", "usr/share/doc/allocwall", "usr/share/man/man1/allocwall.1.gz")
     absent(machine, *files)
@@ -114,6 +119,7 @@ def of_deb(machine, packages):
     preloads(machine, "/usr/bin/allocwall")
     verb, completions = "usr/share/man/man1/allocwall-diagnose.1.gz", "usr/share/bash-completion/completions/allocwall"
     documents(machine, "/usr/bin/allocwall", files[2], verb, completions)
+    book(machine, files[1])
     told = machine.run("dpkg", "--verify", "allocwall")
     expect("/usr/bin/" not in told, f"dpkg --verify: {told}")
     machine.run("dpkg", "--purge", "allocwall")
@@ -132,6 +138,7 @@ def of_tarball(machine, packages):
     expect(told == f"allocwall\nallocwall {packages.version}\n", f"the program alone: {told!r}")
     pages = ("opt/allocwall/man/allocwall.1", "opt/allocwall/man/allocwall-diagnose.1")
     documents(machine, "/opt/allocwall/allocwall", *pages, "opt/allocwall/completions/allocwall.bash")
+    book(machine, "opt/allocwall")
 
 
 def of_wheel(machine, packages):

@@ -24,7 +24,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_BYTES = 20_000_000
-DOCUMENTS = ("LICENSE-APACHE", "LICENSE-MIT", "NOTICE", "CHANGELOG.md", "README.md", "docs/install.md")
+DOCUMENTS = ("LICENSE-APACHE", "LICENSE-MIT", "NOTICE", "CHANGELOG.md", "README.md")
+# The pages, and the services that the tutorial mends.
+FOLDERS = ("docs", "examples")
 # The file of each shell's completions in the tarball, and its folder below /usr in the Debian package.
 COMPLETIONS = {
     "bash": ("allocwall.bash", "share/bash-completion/completions/allocwall"),
@@ -151,12 +153,18 @@ def program(source, folder, limit):
     )
 
 
+def folders():
+    """The files of FOLDERS by their path, with their modes."""
+    paths = said("git", "ls-files", *FOLDERS, cwd=ROOT).splitlines()
+    return {path: ((ROOT / path).read_bytes(), 0o755 if os.access(ROOT / path, os.X_OK) else 0o644) for path in paths}
+
+
 def tarball(of, libc, licences, epoch, out, quick):
     name = f"allocwall-{of.version}-{of.architecture}-linux-{libc}"
     files = {"allocwall": (of.read(), 0o755)}
     files |= {f"man/{page}": (text, 0o644) for page, text in of.manual.items()}
     files |= {f"completions/{COMPLETIONS[shell][0]}": (text, 0o644) for shell, text in of.completions.items()}
-    files |= {Path(document).name: ((ROOT / document).read_bytes(), 0o644) for document in DOCUMENTS}
+    files |= {document: ((ROOT / document).read_bytes(), 0o644) for document in DOCUMENTS} | folders()
     files["LICENCES-OF-DEPENDENCIES"] = (licences, 0o644)
     path = out / f"{name}.tar.gz"
     with open(path, "wb") as raw, gzip.GzipFile("", "wb", 1 if quick else 9, raw, epoch) as packed, tarfile.open(mode="w", fileobj=packed) as archive:
@@ -186,8 +194,9 @@ def deb(of, licences, epoch, out, quick):
         f"{documents}/changelog.gz": (compressed(changes.encode()), 0o644),
         f"{documents}/LICENCES-OF-DEPENDENCIES.gz": (compressed(licences), 0o644),
     }
-    for document in ("NOTICE", "CHANGELOG.md", "docs/install.md"):
-        files[f"{documents}/{Path(document).name}.gz"] = (compressed((ROOT / document).read_bytes()), 0o644)
+    for document in ("NOTICE", "CHANGELOG.md"):
+        files[f"{documents}/{document}.gz"] = (compressed((ROOT / document).read_bytes()), 0o644)
+    files |= {f"{documents}/{path}": content for path, content in folders().items()}
     files |= {f"usr/share/man/man1/{page}.gz": (compressed(text), 0o644) for page, text in of.manual.items()}
     files |= {f"usr/{COMPLETIONS[shell][1]}": (text, 0o644) for shell, text in of.completions.items()}
     control = CONTROL.format(

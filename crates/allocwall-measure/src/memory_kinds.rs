@@ -95,6 +95,19 @@ pub fn mapped_block(start: u64, end: u64, address: u64, word: Word<'_>) -> Optio
     None
 }
 
+/// The start of the block that holds an address, where arenas of CPython lie before it in the same mapping. They have 1 MiB since
+/// 3.10, and 256 KiB before (ARENA_BITS in Objects/obmalloc.c), so the block begins at a multiple of that. The boundaries just below
+/// the address are tried: a new block is filled from its start on.
+pub fn block_behind_arenas(start: u64, end: u64, address: u64, word: Word<'_>) -> Option<u64> {
+    const BOUNDARY: u64 = 256 << 10;
+    let last = address.checked_sub(start)? / BOUNDARY;
+    let boundaries = (1..=last).rev().take(BLOCKS_IN_A_ROW).map(|nth| start + nth * BOUNDARY);
+    boundaries
+        .filter_map(|block| Some((block, block_end(block, end, word)?)))
+        .find(|(_, behind)| address < *behind)
+        .map(|(block, _)| block)
+}
+
 /// The header of a pool of CPython (`struct pool_header` in Objects/obmalloc.c): the index of its size class, and
 /// offsets of the next block that was never used and of the last possible one. Returns the size of its blocks.
 pub fn pool_block(pool: u64, address: u64, word: Word<'_>) -> Option<u64> {
@@ -177,6 +190,20 @@ mod tests {
         // Aligned memory: the part before the block was left out.
         let aligned = [(BASE, 0x10), (BASE + 8, 0x10_ff2)];
         assert_eq!(mapped_block(BASE, end, BASE + 0x100, &mut memory(&aligned)), Some(Some(BASE)));
+    }
+
+    #[test]
+    fn a_block_behind_arenas_begins_at_one_of_their_boundaries() {
+        const MIB: u64 = 1 << 20;
+        let (block, end) = (BASE + 3 * MIB, BASE + 43 * MIB + PAGE);
+        let words = [(block, 0), (block + 8, (40 * MIB + PAGE) | 2)];
+        let found = |address| block_behind_arenas(BASE, end, address, &mut memory(&words));
+        assert_eq!([found(block), found(block + 9 * MIB)], [Some(block); 2]);
+        // The near twins: in the arenas before it, too far from its start, and below the mapping.
+        assert_eq!([found(block - 1), found(end - 1), found(BASE - 1)], [None; 3]);
+        // A block that ends before the address.
+        let short = [(block, 0), (block + 8, MIB | 2)];
+        assert_eq!(block_behind_arenas(BASE, end, block + MIB, &mut memory(&short)), None);
     }
 
     #[test]

@@ -96,6 +96,45 @@ fn a_server_is_recorded_under_its_load() {
     assert!(is_gone());
 }
 
+/// A server that writes the method, a header and the length of the body of its last request to the file `request`.
+const NOTES: &str = "
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = 'HTTP/1.1'
+    def answer(self):
+        body = self.rfile.read(int(self.headers.get('Content-Length', 0)))
+        with open('request', 'w') as notes:
+            notes.write(f'{self.command} {self.headers.get(\"X-Kind\")} {len(body)}')
+        self.send_response(200)
+        self.send_header('Content-Length', '2')
+        self.end_headers()
+        self.wfile.write(b'ok')
+    do_GET = do_POST = answer
+    def log_message(self, *_): pass
+http.server.ThreadingHTTPServer(('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()
+";
+
+#[test]
+fn requests_have_the_body_and_the_headers_that_are_asked_for() {
+    if !Path::new(PYTHON).exists() {
+        return println!("skipped: no {PYTHON}");
+    }
+    let place = Place::new();
+    std::fs::write(place.at("body"), "x".repeat(77)).expect("a file");
+    let port = place.port.to_string();
+    let url = format!("http://127.0.0.1:{port}/");
+    for (options, request) in [
+        (&["--body", "body", "--header", "X-Kind: a"][..], "POST a 77"),
+        // The near twin asks for neither.
+        (&[], "GET None 0"),
+    ] {
+        let options = [&["--json", "--no-calibrate", "--load", &url], options].concat();
+        let output = place.diagnose(&options, &[PYTHON, "-c", NOTES, &port]);
+        assert_eq!(output.status.code(), Some(0), "{}", talk(&output));
+        assert_eq!(std::fs::read_to_string(place.at("request")).unwrap_or_default(), request);
+    }
+}
+
 #[test]
 fn a_load_needs_a_server_that_is_started() {
     let place = Place::new();
@@ -104,6 +143,9 @@ fn a_load_needs_a_server_that_is_started() {
         (&["--load", "http://127.0.0.1:1/"], "CMD"),
         (&["--load-cmd", "wrk"], "--ready"),
         (&["--load", "http://127.0.0.1:1/", "--load-cmd", "wrk"], "--load-cmd"),
+        (&["--body", "body.json", "--", "true"], "--load"),
+        (&["--header", "A: b", "--", "true"], "--load"),
+        (&["--load", "http://127.0.0.1:1/", "--budget", "1m", "--", "true"], "--verify"),
     ] {
         let output = Command::new(BINARY).arg("diagnose").args(options).output().expect("the tool starts");
         assert_eq!(output.status.code(), Some(2), "{options:?}: {}", talk(&output));

@@ -11,7 +11,7 @@
 //! looked up at once, so that few of them have this error.
 
 use super::places::{At, Places, Soon};
-use crate::memory_kinds::{PAGE, POOLS, block_end, is_arena, is_pool, mapped_block};
+use crate::memory_kinds::{PAGE, POOLS, block_behind_arenas, block_end, is_arena, is_pool, mapped_block};
 use allocwall_host::file::absence_of;
 use allocwall_host::maps::{Finder, Mapping};
 use allocwall_host::memory::{PageMap, PageState, ResidentReader, Unread};
@@ -331,12 +331,17 @@ impl Faults {
         if is_arena(start, address, &mut word) {
             return Owner::Arena;
         }
-        let in_block = in_block(start, end, address, self.blocks.entry(pid).or_default(), &mut word);
+        let blocks = self.blocks.entry(pid).or_default();
+        let in_block = in_block(start, end, address, blocks, &mut word);
         if in_block == Some(true) {
             return Owner::MappedBlock;
         }
         if python && POOLS.iter().any(|pool| is_pool(*pool, address, &mut word)) {
             return Owner::PythonArena;
+        }
+        if python && let Some(block) = block_behind_arenas(start, end, address, &mut word) {
+            remember(blocks, block);
+            return Owner::MappedBlock;
         }
         if unread || in_block.is_none() { Owner::Unknown } else { Owner::Private }
     }
@@ -354,15 +359,19 @@ fn in_block(
 ) -> Option<bool> {
     let found = mapped_block(start, end, address, word);
     if let Some(Some(block)) = found {
-        if !earlier.contains(&block) {
-            earlier.truncate(BLOCKS_KEPT - 1);
-            earlier.push_front(block);
-        }
+        remember(earlier, block);
         return Some(true);
     }
     let mut before = earlier.iter().filter(|block| (start..=address).contains(*block));
     let again = before.any(|block| block_end(*block, end, word).is_some_and(|end| address < end));
     if again { Some(true) } else { found.map(|_| false) }
+}
+
+fn remember(earlier: &mut VecDeque<u64>, block: u64) {
+    if !earlier.contains(&block) {
+        earlier.truncate(BLOCKS_KEPT - 1);
+        earlier.push_front(block);
+    }
 }
 
 /// Whether the kernel cannot find single mappings, by its answer.

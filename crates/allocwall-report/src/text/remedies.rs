@@ -16,7 +16,7 @@ pub(super) const REMEDIES_SHOWN: usize = 2;
 /// Remedies that the brief report names after the first one.
 const NAMED: usize = 2;
 
-/// The first remedy with the commands that try and apply it. The others in one line each.
+/// The first remedy with the commands that try and apply it. The others in one line each, with their names.
 pub(super) fn brief(page: &mut Page, rec: &Recording, bill: &Bill, verdict: &Verdict) {
     let Some((first, others)) = verdict.remedies.split_first() else { return };
     page.blank();
@@ -37,7 +37,8 @@ pub(super) fn brief(page: &mut Page, rec: &Recording, bill: &Bill, verdict: &Ver
     let named = if others.len() == NAMED + 1 { others.len() } else { NAMED };
     for (nth, remedy) in others.iter().take(named).enumerate() {
         let gain = gain(remedy, remedies::find(&remedy.remedy));
-        let text = format!("{} · {}", terminal(&remedy.title), in_short(&gain));
+        // The name is what `explain`, `trial` and `run` take.
+        let text = format!("{}: {} · {}", remedy.remedy, terminal(&remedy.title), in_short(&gain));
         let text = elide_end(&text, page.width.max(SHORT) - COLUMN);
         label(page, if nth == 0 { "OR" } else { "" }, Ink::Heading, &text);
     }

@@ -6,7 +6,7 @@ mod series;
 use crate::commands::shared::arms;
 use crate::commands::shared::counting;
 use crate::commands::shared::diagnosis::{Diagnosis, Format, extent, readers};
-use crate::commands::shared::options::parse_time;
+use crate::commands::shared::options::{Header, Time, parse_time};
 use crate::commands::shared::processes::{self, parse_pid};
 use crate::commands::shared::signals::catch_signals;
 use crate::commands::shared::state::{RECORDING, new_state_file};
@@ -86,7 +86,7 @@ pub struct Args {
     every: Option<Duration>,
 
     /// After the window, measure no prices of this machine that the predictions need. By default that takes at most 3 s, at idle
-    /// priority, on a CPU that is idle, and ends as soon as other work wants that CPU
+    /// priority, on the CPU that is idle most, and ends if other work needs that CPU most of the time
     #[arg(long, conflicts_with_all = ["file", "repeat"])]
     no_calibrate: bool,
 
@@ -108,10 +108,22 @@ pub struct Args {
     #[arg(long, requires = "command", conflicts_with_all = ["pid", "cgroup", "container", "file", "keep_running", "json"])]
     verify: bool,
 
+    /// With --verify: as many blocks of the trial as fit into this time, not counting the time before the first block: 5m, 90s
+    #[arg(long, value_name = "TIME", requires = "verify")]
+    budget: Option<Time>,
+
     /// The command is a server: load it with requests for this URL while it is recorded, at 70 % of its capacity, which is
     /// measured before; also in the trial of --verify. `allocwall trial` has more options for the load
     #[arg(long, value_name = "URL", requires = "command", conflicts_with_all = ["pid", "cgroup", "container", "file", "keep_running", "repeat", "count", "load_cmd"])]
     load: Option<String>,
+
+    /// With --load: file with the body of the requests, which are POST requests then
+    #[arg(long, value_name = "FILE", requires = "load")]
+    body: Option<PathBuf>,
+
+    /// With --load: HTTP header of the requests: 'Content-Type: application/json'; may be repeated
+    #[arg(long, value_name = "NAME: VALUE", requires = "load")]
+    header: Vec<Header>,
 
     /// The same with a load command (wrk, redis-benchmark, pgbench and others: see `allocwall trial --help`)
     #[arg(long, value_name = "CMD", requires_all = ["command", "ready"], conflicts_with_all = ["pid", "cgroup", "container", "file", "keep_running", "repeat", "count"])]
@@ -241,7 +253,8 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     // After an interrupt: report what was measured, start nothing new.
     let interrupted = matches!(diagnosis.recording.meta.ended, Ended::Interrupted);
     let tried = if args.verify && !interrupted {
-        verify(&args, load, &diagnosis, printer)?
+        let options = Options { budget: args.budget, ..load.unwrap_or_default() };
+        verify(&args, options, &diagnosis, printer)?
     } else {
         ExitCode::SUCCESS
     };
@@ -347,7 +360,7 @@ const TRIED: usize = 3;
 
 fn verify(
     args: &Args,
-    load: Option<Options>,
+    options: Options,
     diagnosis: &Diagnosis,
     printer: &Printer,
 ) -> anyhow::Result<ExitCode> {
@@ -375,7 +388,7 @@ fn verify(
         return Ok(ExitCode::SUCCESS);
     }
     printer.data("\n")?;
-    let trial = trial::Args::of(&applicable, &args.command, load.unwrap_or_default());
+    let trial = trial::Args::of(&applicable, &args.command, options);
     printer.note(&format!("trying {} against the baseline: {}", applicable.join(", "), trial.command_line()));
     trial::run(trial, printer)
 }

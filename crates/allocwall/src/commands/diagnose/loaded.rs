@@ -18,8 +18,14 @@ use std::sync::atomic::Ordering;
 
 /// The load that is asked for, as options of a trial; None if there is none.
 pub fn load(args: &Args) -> Option<Options> {
-    let (load, load_cmd, ready) = (args.load.clone(), args.load_cmd.clone(), args.ready.clone());
-    let options = Options { load, load_cmd, ready, ..Options::default() };
+    let options = Options {
+        load: args.load.clone(),
+        body: args.body.clone(),
+        header: args.header.clone(),
+        load_cmd: args.load_cmd.clone(),
+        ready: args.ready.clone(),
+        ..Options::default()
+    };
     (options.of_what() != Of::Batch).then_some(options)
 }
 
