@@ -102,7 +102,7 @@ def trial(binary, files, _):
 def trial_arm(binary, files, _):
     return [
         binary, "trial", "--with", "mimalloc", "--blocks", "1", "--no-predict", "--json", "-o", f"{files}/trial",
-        "--", *subject(binary, 1),
+        "--", "/bin/sleep", "0.1",
     ]
 
 
