@@ -14,7 +14,7 @@ out=$(realpath -m "$1")
 cd "$(dirname "$0")/../.."
 glibc=2.28
 arch=$(uname -m)
-profile=${PROFILE:-release}
+profile=${PROFILE:-dist}
 tools=$PWD/target/tools
 target=${CARGO_TARGET_DIR:-target}
 
