@@ -3,7 +3,8 @@
 
     tests/run.py            the steps of `make test`
     tests/run.py --ci       also format, lints, licences, the bundled jemalloc, the pool under Miri and ThreadSanitizer, the packages in a
-                            bare root, and a short run of the fuzzer, of faults in system calls, and of another kernel
+                            bare root, and a short run of the fuzzer, of faults in system calls, and of another kernel; without the
+                            steps that are local
     tests/run.py rust real  only these steps; --list prints their names
 
 A test that cannot run on a machine prints `skipped: reason` and passes; a script prints `skipped: test: reason`. This runner counts it
@@ -56,6 +57,8 @@ class Step:
     command: list
     directory: str = "."
     ci: bool = False
+    # Left out of --ci for its time.
+    local: bool = False
     needs: str = None
     # Prefix for the names of the tests of a cargo run.
     prefix: str = ""
@@ -98,6 +101,7 @@ STEPS = [
     Step("hostile", [sys.executable, "tests/hostile/run.py", "--binary", TESTED], needs="build"),
     Step("faults", [sys.executable, "tests/faults/run.py", "--binary", TESTED, "--seconds", "30"], needs="build", ci=True),
     Step("lab", [sys.executable, "tests/lab/run.py", "--binary", TESTED, "--install", "ci"], needs="build", ci=True),
+    Step("html", [sys.executable, "tests/html/run.py", "--binary", TESTED], needs="build", local=True),
     Step("perf", [sys.executable, f"{REAL}/beside_perf.py", "--binary", TESTED, "--install"], needs="build"),
     Step("real", [sys.executable, f"{REAL}/run.py", "--binary", TESTED, "--install"], needs="build"),
     # jemalloc takes minutes to build, and no other step needs it. This step is last, so that it uses the builds of the others.
@@ -305,7 +309,7 @@ def install():
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("steps", nargs="*", metavar="STEP")
-    parser.add_argument("--ci", action="store_true", help="also run the steps that only CI runs")
+    parser.add_argument("--ci", action="store_true", help="run the steps of CI")
     parser.add_argument("--list", action="store_true", help="print the names of the steps")
     arguments = parser.parse_args()
     names = [step.name for step in STEPS]
@@ -314,7 +318,8 @@ def main():
         return 0
     if unknown := set(arguments.steps) - set(names):
         parser.error(f"unknown step {', '.join(sorted(unknown))}; the steps are {', '.join(names)}")
-    chosen = [step for step in STEPS if (step.name in arguments.steps if arguments.steps else arguments.ci or not step.ci)]
+    left_out = "local" if arguments.ci else "ci"
+    chosen = [step for step in STEPS if (step.name in arguments.steps if arguments.steps else not getattr(step, left_out))]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     install()
     total, times, broken, slow = Count(), [], set(), ""

@@ -26,23 +26,9 @@ const LEGEND_COLUMNS: usize = 4;
 
 /// One SVG document. The colours come from the class that the bill gives each sample.
 pub fn svg(rec: &Recording, bill: &Bill) -> Measured<String> {
-    let mut tree = Tree::default();
     // The classifier needs all samples, because it divides entry and exit of faults in proportion to the other samples.
     let classes = Classifier::new(rec).cpu(&rec.samples);
-    let names = Names::of(rec);
-    // A busy target has hundreds of samples of the same stack, so each stack is formatted once.
-    let mut seen: BTreeMap<(Place, CostClass), u64> = BTreeMap::new();
-    for drawn in drawn(rec, &classes) {
-        *seen.entry((drawn.place(), classes[drawn.index])).or_default() += drawn.count;
-    }
-    for ((place, class), count) in seen {
-        tree.add(&names.frames(place), class, count);
-    }
-    if tree.samples == 0 {
-        let why = "the recording has no CPU samples";
-        return Err(Absence::new(Reason::TooLittle, why)
-            .mend("use a longer window (-d), or record while the target is busy"));
-    }
+    let tree = Tree::of(rec, &classes)?;
     let mut palette = PaletteMap::default();
     // inferno gives the root box the name "".
     let (r, g, b) = fill(CostClass::Application);
@@ -87,22 +73,55 @@ fn winner(votes: &Votes) -> Option<CostClass> {
     votes.iter().rev().max_by_key(|(_, n)| **n).map(|(class, _)| *class)
 }
 
+/// A box of the graph: the samples that end in it and those that pass through it, by class.
 #[derive(Default)]
-struct Node {
+pub(crate) struct Node {
     ending: Votes,
     passing: Votes,
-    children: BTreeMap<String, Node>,
+    pub children: BTreeMap<String, Node>,
+}
+
+impl Node {
+    /// All its samples.
+    pub fn width(&self) -> u64 {
+        self.passing.values().sum()
+    }
+
+    /// The samples that end in it.
+    pub fn ends(&self) -> u64 {
+        self.ending.values().sum()
+    }
 }
 
 #[derive(Default)]
-struct Tree {
-    root: Node,
-    samples: u64,
+pub(crate) struct Tree {
+    pub root: Node,
+    pub samples: u64,
     /// Classes of the samples that end in a function, in any stack.
     by_name: HashMap<String, Votes>,
 }
 
 impl Tree {
+    /// Absent if the recording has no sample. `classes` are those of its samples.
+    pub fn of(rec: &Recording, classes: &[CostClass]) -> Measured<Tree> {
+        let mut tree = Tree::default();
+        let names = Names::of(rec);
+        // A busy target has hundreds of samples of the same stack, so each stack is formatted once.
+        let mut seen: BTreeMap<(Place, CostClass), u64> = BTreeMap::new();
+        for drawn in drawn(rec, classes) {
+            *seen.entry((drawn.place(), classes[drawn.index])).or_default() += drawn.count;
+        }
+        for ((place, class), count) in seen {
+            tree.add(&names.frames(place), class, count);
+        }
+        if tree.samples == 0 {
+            let why = "the recording has no CPU samples";
+            return Err(Absence::new(Reason::TooLittle, why)
+                .mend("use a longer window (-d), or record while the target is busy"));
+        }
+        Ok(tree)
+    }
+
     fn add(&mut self, frames: &[String], class: CostClass, count: u64) {
         let mut node = &mut self.root;
         for frame in frames {
@@ -116,7 +135,7 @@ impl Tree {
         self.samples += count;
     }
 
-    fn color(&self, name: &str, node: &Node) -> CostClass {
+    pub fn color(&self, name: &str, node: &Node) -> CostClass {
         let elsewhere = || self.by_name.get(name).and_then(winner);
         let above = || name.ends_with("_[k]").then(|| winner(&node.passing)).flatten();
         winner(&node.ending).or_else(elsewhere).or_else(above).unwrap_or(CostClass::Application)
@@ -128,7 +147,7 @@ impl Tree {
         // An explicit stack instead of recursion, because call stacks can be deep.
         let mut open: Vec<(&Node, String)> = vec![(&self.root, String::new())];
         while let Some((node, path)) = open.pop() {
-            let ending: u64 = node.ending.values().sum();
+            let ending = node.ends();
             if ending > 0 {
                 lines.push(format!("{path} {ending}"));
             }

@@ -1,4 +1,4 @@
-//! Recording, Bill and Verdict as text, JSON, flamegraph, collapsed stacks; the result of a trial as text, JSON, CSV; the
+//! Recording, Bill and Verdict as text, HTML, JSON, flamegraph, collapsed stacks; the result of a trial as text, JSON, CSV; the
 //! resident memory of a process as text and JSON; counted calls of allocators as text, JSON, pprof, collapsed stacks. Pure.
 
 #![forbid(unsafe_code)]
@@ -9,6 +9,7 @@ mod counters;
 mod devices;
 pub mod escape;
 pub mod flamegraph;
+pub mod html;
 pub mod json;
 pub mod layout;
 pub mod memory_text;

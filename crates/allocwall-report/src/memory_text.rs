@@ -7,7 +7,7 @@ use super::text::{Ink, Page, Style, bytes, restart};
 use allocwall_model::catalogue::remedies::find;
 use allocwall_model::catalogue::thresholds::{self, Floor};
 use allocwall_model::catalogue::walls::Wall;
-use allocwall_model::recording::Runtime;
+use allocwall_model::recording::{Recording, Runtime};
 use allocwall_model::resident::{ResidentBill, ResidentOwner, Return, Row, Split, TargetMemory};
 use allocwall_model::units::{Interval, Measured, count, thousands};
 use serde_json::{Value, json};
@@ -104,18 +104,38 @@ pub struct Known {
     pub lives: bool,
 }
 
+impl Known {
+    pub fn of(rec: &Recording, resident_end: u64, bill: &ResidentBill) -> Known {
+        Known {
+            resident_end,
+            lives: rec.processes.iter().any(|process| process.pid == bill.pid && !process.ended),
+        }
+    }
+}
+
 /// The bill of the first process as a section of a diagnosis. How it was measured is in the JSON document. Of memory that
 /// is too small for a wall, only the rows are shown.
 pub fn section(page: &mut Page, memory: &TargetMemory, known: Known) {
     let Some(bill) = memory.bills.first() else { return };
     let unit = Unit::of(bill.resident_bytes());
-    let small = memory.others == 0 && is_small(resident_bytes(memory));
-    if small {
+    if too_small(memory) {
         brief_rows(page, bill, &unit);
     } else {
-        let shape = Shape::fit(page.width);
-        rows(page, "MEMORY", bill, &unit, &shape);
-        beside(page, bill, &shape);
+        rows(page, "MEMORY", bill, &unit, &Shape::fit(page.width));
+    }
+    about(page, memory, bill, known);
+}
+
+/// For a wall.
+fn too_small(memory: &TargetMemory) -> bool {
+    memory.others == 0 && is_small(resident_bytes(memory))
+}
+
+/// What stands below the rows.
+pub(crate) fn about(page: &mut Page, memory: &TargetMemory, bill: &ResidentBill, known: Known) {
+    let small = too_small(memory);
+    if !small {
+        beside(page, bill, &Shape::fit(page.width));
     }
     let (late, read_again) = (is_late(memory, known), format!("allocwall memory -p {}", bill.pid));
     let mut about = vec![match late {
@@ -380,22 +400,53 @@ impl Shape {
 const NOTHING: &str = "–";
 
 fn table_row(row: &Row, units: u64, unit: &Unit, shape: &Shape) -> String {
+    let cells = cells(row, units, unit);
+    shape.line(&format!("  {}", row.owner.title()), "", cells.each_ref().map(String::as_str))
+}
+
+/// Resident, live, free, lazily freed, and the interval of what is live.
+fn cells(row: &Row, units: u64, unit: &Unit) -> [String; 5] {
     let lazily = row.amount.lazily_freed_bytes as f64;
-    let title = format!("  {}", row.owner.title());
     let resident = unit.shown(units);
     match &row.split {
         Ok(split) => {
             let parts = apportion(&[split.live_bytes.point, split.free_bytes.point, lazily], units);
             let [live, free, lazily] =
                 [0usize, 1, 2].map(|part| unit.shown(parts.get(part).copied().unwrap_or(0)));
-            let between = range(split.live_bytes, unit);
-            shape.line(&title, "", [&resident, &live, &free, &lazily, &between])
+            [resident, live, free, lazily, range(split.live_bytes, unit)]
         }
         Err(_) => {
-            let lazily = unit.shown(unit.units(lazily));
-            shape.line(&title, "", [&resident, NOTHING, NOTHING, &lazily, ""])
+            [resident, NOTHING.to_owned(), NOTHING.to_owned(), unit.shown(unit.units(lazily)), String::new()]
         }
     }
+}
+
+/// A row as it is printed.
+pub(crate) struct Shown {
+    pub title: &'static str,
+    /// Of the sum.
+    pub share: f64,
+    /// Resident, live, free, lazily freed, and the interval of what is live; in the unit of [`total`].
+    pub cells: [String; 5],
+}
+
+/// Without those that would print as zero. Their sizes sum to the total.
+pub(crate) fn shown(bill: &ResidentBill) -> Vec<Shown> {
+    let unit = Unit::of(bill.resident_bytes());
+    let total = total_units(bill, &unit).max(1) as f64;
+    let rows = printed_rows(bill, &unit).into_iter().filter(|(_, units)| *units > 0);
+    rows.map(|(row, units)| Shown {
+        title: row.owner.title(),
+        share: units as f64 / total,
+        cells: cells(row, units, &unit),
+    })
+    .collect()
+}
+
+/// The sum of the rows with its unit.
+pub(crate) fn total(bill: &ResidentBill) -> String {
+    let unit = Unit::of(bill.resident_bytes());
+    format!("{} {}", unit.shown(total_units(bill, &unit)), unit.name)
 }
 
 /// Empty if there is no sampling error to show.

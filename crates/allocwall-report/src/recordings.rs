@@ -28,7 +28,7 @@ pub fn entry(judged: Result<(&Recording, &Verdict), String>, path: &str, style: 
 
 /// `2026-11-27 23:10:55 UTC`. The date by Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms", civil_from_days, for
 /// days since 1970.
-fn utc(unix_s: u64) -> String {
+pub(crate) fn utc(unix_s: u64) -> String {
     let (days, second) = (unix_s / 86_400, unix_s % 86_400);
     // Years of this calendar start in March, so that the day that is added in leap years is the last one.
     let day = days + 719_468;

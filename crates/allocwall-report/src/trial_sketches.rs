@@ -83,7 +83,7 @@ fn service(remedies: &[&str], planned: usize) -> Design {
 }
 
 /// Runs with a little deterministic noise, in the planned order.
-fn blocks(design: &Design, shifts: &[f64], count: usize) -> Vec<Block> {
+pub fn blocks(design: &Design, shifts: &[f64], count: usize) -> Vec<Block> {
     let order = plan::order(design.arms.len(), count, 42);
     let runs = |number: usize, order: Vec<usize>| {
         let of_arm = |(place, arm): (usize, usize)| {

@@ -10,7 +10,7 @@ use allocwall_model::units::{Interval, Measured, Reason};
 use allocwall_trial::compare::decided;
 use allocwall_trial::plan::MOST_BLOCKS;
 use allocwall_trial::{
-    ArmProof, BASELINES, Comparison, LAZY_FREE, Metric, Outcome, ProofState, TrialResult, Unit,
+    ArmProof, ArmSummary, BASELINES, Comparison, LAZY_FREE, Metric, Outcome, ProofState, TrialResult, Unit,
 };
 
 /// Failures that are listed. The others are only counted.
@@ -48,9 +48,17 @@ fn header(page: &mut Page, outcome: &TrialResult, command: &[String]) {
         page.paint(Ink::Heading, &elide_end(&shown, room))
     );
     page.line(&line);
+    page.wrapped(2, &facts(outcome).join(" · "), Ink::Plain);
+    if let Some((text, ink)) = ended(outcome) {
+        page.wrapped(2, text, ink);
+    }
+}
+
+/// What was tried, and how.
+pub(crate) fn facts(outcome: &TrialResult) -> [String; 4] {
     let settings = &outcome.design.settings;
     let remedies = outcome.design.arms.len().saturating_sub(BASELINES);
-    let facts = [
+    [
         match remedies {
             0 => "the baseline against itself".to_string(),
             1 => "1 remedy and the baseline twice".to_string(),
@@ -59,25 +67,34 @@ fn header(page: &mut Page, outcome: &TrialResult, command: &[String]) {
         format!("{} of {} planned blocks", outcome.blocks, settings.planned),
         format!("changes of {} or more matter", percent(settings.effect)),
         format!("random seed {}", settings.seed),
-    ];
-    page.wrapped(2, &facts.join(" · "), Ink::Plain);
+    ]
+}
+
+/// Why the trial has fewer blocks than planned.
+pub(crate) fn ended(outcome: &TrialResult) -> Option<(&'static str, Ink)> {
+    let settings = &outcome.design.settings;
     let open = !settings.looks.contains(&outcome.blocks) || !decided(outcome);
-    if outcome.blocks < settings.planned {
-        let (text, ink) = if open {
-            (
-                "The trial ended before the last planned block. Outcomes are based on the completed blocks.",
-                Ink::Warn,
-            )
-        } else {
-            ("The trial ended early: all outcomes were decided at an interim look.", Ink::Plain)
-        };
-        page.wrapped(2, text, ink);
+    (outcome.blocks < settings.planned).then_some(match open {
+        true => (
+            "The trial ended before the last planned block. Outcomes are based on the completed blocks.",
+            Ink::Warn,
+        ),
+        false => ("The trial ended early: all outcomes were decided at an interim look.", Ink::Plain),
+    })
+}
+
+fn verdict(page: &mut Page, outcome: &TrialResult) {
+    page.blank();
+    let (sentences, ink) = sentences(outcome);
+    page.hang("VERDICT", Ink::Heading, 9, &sentences.join(" "), ink);
+    control(page, outcome);
+    for warning in &outcome.warnings {
+        page.wrapped(9, warning, Ink::Warn);
     }
 }
 
 /// The outcome of each arm on the primary metrics.
-fn verdict(page: &mut Page, outcome: &TrialResult) {
-    page.blank();
+pub(crate) fn sentences(outcome: &TrialResult) -> (Vec<String>, Ink) {
     let outcomes = [
         (Outcome::Better, "Better"),
         (Outcome::Worse, "Worse"),
@@ -109,23 +126,22 @@ fn verdict(page: &mut Page, outcome: &TrialResult) {
     if !left_out.is_empty() {
         sentences.push(format!("Not tried: {}.", left_out.join(", ")));
     }
-    page.hang("VERDICT", Ink::Heading, 9, &sentences.join(" "), ink);
-    control(page, outcome);
-    for warning in &outcome.warnings {
-        page.wrapped(9, warning, Ink::Warn);
-    }
+    (sentences, ink)
 }
 
 /// What the trial finds between two arms that are the same: how far its effects can be trusted. In a trial without remedies
 /// this is the verdict.
-fn control(page: &mut Page, outcome: &TrialResult) {
+pub(crate) fn control_text(outcome: &TrialResult) -> Option<String> {
     if outcome.design.arms.len() <= BASELINES {
-        return;
+        return None;
     }
     let primary = outcome.baseline.iter().filter(|c| is_primary(outcome, c));
     let shown: Vec<String> = primary.map(|c| control_of(outcome, c)).collect();
-    if !shown.is_empty() {
-        let text = format!("A′ against A, the same command: {}.", shown.join("; "));
+    (!shown.is_empty()).then(|| format!("A′ against A, the same command: {}.", shown.join("; ")))
+}
+
+fn control(page: &mut Page, outcome: &TrialResult) {
+    if let Some(text) = control_text(outcome) {
         page.hang("CONTROL", Ink::Heading, 9, &text, Ink::Plain);
     }
 }
@@ -141,7 +157,7 @@ fn control_of(outcome: &TrialResult, c: &Comparison) -> String {
     }
 }
 
-fn left_out(page: &mut Page, outcome: &TrialResult) {
+pub(crate) fn left_out(page: &mut Page, outcome: &TrialResult) {
     if outcome.design.left_out.is_empty() {
         return;
     }
@@ -196,7 +212,7 @@ fn has_own_row(outcome: &TrialResult, c: &Comparison) -> bool {
 }
 
 /// The metrics without a row, by outcome. Metrics without an effect are left out.
-fn rest(
+pub(crate) fn rest(
     page: &mut Page,
     outcome: &TrialResult,
     comparisons: &[Comparison],
@@ -218,7 +234,7 @@ fn rest(
 }
 
 /// The margin that the remedies' comparisons used for the metric of this A/A comparison.
-fn margin(outcome: &TrialResult, baseline: &Comparison) -> String {
+pub(crate) fn margin(outcome: &TrialResult, baseline: &Comparison) -> String {
     let of_remedies = outcome.comparisons.iter().filter(|c| c.metric == baseline.metric).map(|c| c.margin);
     format!("±{}", percent(of_remedies.fold(baseline.margin, f64::max)))
 }
@@ -226,17 +242,8 @@ fn margin(outcome: &TrialResult, baseline: &Comparison) -> String {
 fn remedy(page: &mut Page, outcome: &TrialResult, arm: usize) {
     page.section("REMEDY", &terminal(&outcome.design.arms[arm].name));
     let summary = &outcome.summaries[arm];
-    for proof in &summary.proof {
-        let (lead, ink) = match (proof.state, proof.needed) {
-            (ProofState::Proven, _) => ("  proved", Ink::Good),
-            (ProofState::Unknown, true) => ("  unproved", Ink::Warn),
-            (ProofState::Unknown, false) => ("  not seen", Ink::Faint),
-            (ProofState::Refuted, _) => ("  refuted", Ink::Bad),
-        };
-        page.hang(lead, ink, 12, &proof_text(proof), Ink::Plain);
-    }
-    if summary.proof.is_empty() {
-        page.hang("  unproved", Ink::Warn, 12, "no proof that the remedy took effect", Ink::Plain);
+    for (word, ink, text) in proofs(summary) {
+        page.hang(&format!("  {word}"), ink, 12, &text, Ink::Plain);
     }
     failures(page, outcome, arm, "failed");
     let comparisons: Vec<Comparison> = outcome.comparisons.iter().filter(|c| c.arm == arm).cloned().collect();
@@ -256,7 +263,7 @@ fn remedy(page: &mut Page, outcome: &TrialResult, arm: usize) {
 }
 
 /// Where there is any: memory that the figures of resident memory contain, but that the program does not hold any more.
-fn lazily_freed(page: &mut Page, outcome: &TrialResult, arm: usize) {
+pub(crate) fn lazily_freed(page: &mut Page, outcome: &TrialResult, arm: usize) {
     for metric in outcome.design.metrics.iter().filter(|metric| metric.key.ends_with(LAZY_FREE)) {
         let median = outcome.summaries[arm].medians.get(&metric.key);
         if matches!(median, Some(Ok(bytes)) if *bytes > 0.0) {
@@ -265,6 +272,24 @@ fn lazily_freed(page: &mut Page, outcome: &TrialResult, arm: usize) {
             let text = format!("{title} {amount}: freed with MADV_FREE, resident until the kernel takes it");
             page.wrapped(4, &text, Ink::Faint);
         }
+    }
+}
+
+/// What each proof of an arm came to.
+pub(crate) fn proofs(summary: &ArmSummary) -> Vec<(&'static str, Ink, String)> {
+    let word = |proof: &ArmProof| match (proof.state, proof.needed) {
+        (ProofState::Proven, _) => ("proved", Ink::Good),
+        (ProofState::Unknown, true) => ("unproved", Ink::Warn),
+        (ProofState::Unknown, false) => ("not seen", Ink::Faint),
+        (ProofState::Refuted, _) => ("refuted", Ink::Bad),
+    };
+    let proofs = summary.proof.iter().map(|proof| {
+        let (word, ink) = word(proof);
+        (word, ink, proof_text(proof))
+    });
+    match summary.proof.is_empty() {
+        true => vec![("unproved", Ink::Warn, "no proof that the remedy took effect".to_owned())],
+        false => proofs.collect(),
     }
 }
 
@@ -278,7 +303,7 @@ fn proof_text(proof: &ArmProof) -> String {
     format!("{}{detail}{seen_in}", proof.what)
 }
 
-fn failures(page: &mut Page, outcome: &TrialResult, arm: usize, lead: &str) {
+pub(crate) fn failures(page: &mut Page, outcome: &TrialResult, arm: usize, lead: &str) {
     let summary = &outcome.summaries[arm];
     if summary.failures.is_empty() {
         return;
@@ -297,7 +322,7 @@ fn failures(page: &mut Page, outcome: &TrialResult, arm: usize, lead: &str) {
 }
 
 /// Warnings, and why an outcome is unresolved. Each reason is printed once, with its metrics.
-fn notes(
+pub(crate) fn notes(
     page: &mut Page,
     outcome: &TrialResult,
     comparisons: &[Comparison],
@@ -418,6 +443,18 @@ impl Table {
 }
 
 fn next(page: &mut Page, outcome: &TrialResult, command: &[String], options: Option<&[String]>) {
+    let steps = steps(outcome, command, options);
+    if steps.is_empty() {
+        return;
+    }
+    page.blank();
+    for (nth, step) in steps.iter().enumerate() {
+        page.command_after(if nth == 0 { "NEXT" } else { "" }, 6, step);
+    }
+}
+
+/// The next commands.
+pub(crate) fn steps(outcome: &TrialResult, command: &[String], options: Option<&[String]>) -> Vec<ShellLine> {
     let tail = if command.is_empty() { "CMD".to_string() } else { quoted_words(command) };
     let mut steps = vec![];
     if let Some(arm) = winner(outcome) {
@@ -445,13 +482,7 @@ fn next(page: &mut Page, outcome: &TrialResult, command: &[String], options: Opt
         words.extend(options.iter().map(|word| quoted(word)));
         steps.push(format!("allocwall trial {} -- {tail}", words.join(" ")));
     }
-    if steps.is_empty() {
-        return;
-    }
-    page.blank();
-    for (nth, step) in steps.into_iter().enumerate() {
-        page.command_after(if nth == 0 { "NEXT" } else { "" }, 6, &ShellLine::from(step));
-    }
+    steps.into_iter().map(ShellLine::from).collect()
 }
 
 /// The remedy that is better on a primary metric, worse on none, and has no warning. Among several, the one with the
@@ -472,21 +503,21 @@ fn winner(outcome: &TrialResult) -> Option<usize> {
         .max_by(|&a, &b| gain(a).total_cmp(&gain(b)))
 }
 
-fn quoted_words(command: &[String]) -> String {
+pub(crate) fn quoted_words(command: &[String]) -> String {
     let words: Vec<String> = command.iter().map(|word| quoted(word)).collect();
     words.join(" ")
 }
 
-fn is_primary(outcome: &TrialResult, c: &Comparison) -> bool {
+pub(crate) fn is_primary(outcome: &TrialResult, c: &Comparison) -> bool {
     outcome.metric(&c.metric).is_some_and(|m| m.primary)
 }
 
-fn title(outcome: &TrialResult, c: &Comparison) -> String {
+pub(crate) fn title(outcome: &TrialResult, c: &Comparison) -> String {
     outcome.metric(&c.metric).map_or(&c.metric, |m| &m.title).clone()
 }
 
 /// "95" for a level of 5 %. Smaller levels have decimals.
-fn confidence(level: f64) -> String {
+pub(crate) fn confidence(level: f64) -> String {
     let percent = (1.0 - level) * 100.0;
     let decimals = match level {
         0.01.. => 0,
@@ -498,12 +529,12 @@ fn confidence(level: f64) -> String {
     format!("{:.*}", decimals as usize, (percent * scale + 1e-6).floor() / scale)
 }
 
-fn percent(fraction: f64) -> String {
+pub(crate) fn percent(fraction: f64) -> String {
     format!("{:.1} %", fraction * 100.0)
 }
 
 /// A relative change with its sign. From tenfold on it is a factor.
-fn change(effect: f64) -> String {
+pub(crate) fn change(effect: f64) -> String {
     match effect {
         e if e >= 9.0 => format!("×{}", factor(e)),
         _ => format!("{} %", signed_percentage(effect)),
@@ -522,14 +553,14 @@ fn factor(effect: f64) -> String {
     }
 }
 
-fn range(effect: Interval) -> String {
+pub(crate) fn range(effect: Interval) -> String {
     if effect.high >= 9.0 {
         return format!("{} to {}", change(effect.low), change(effect.high));
     }
     format!("{} to {}", signed_percentage(effect.low), change(effect.high))
 }
 
-fn value(metric: Option<&Metric>, value: Option<&Measured<f64>>) -> String {
+pub(crate) fn value(metric: Option<&Metric>, value: Option<&Measured<f64>>) -> String {
     let Some(Ok(value)) = value else {
         return "absent".to_string();
     };

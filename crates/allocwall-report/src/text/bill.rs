@@ -150,6 +150,23 @@ fn waits(page: &mut Page, bill: &Bill) {
     page.hang("WAITS", Ink::Heading, 9, &text, Ink::Plain);
 }
 
+/// Tenths of a percent and hundredths of a CPU-second of each line, rounded together: they sum to the whole.
+pub(crate) fn printed(bill: &Bill, lines: &[CpuLine]) -> (Vec<u64>, Vec<u64>) {
+    let shares: Vec<f64> = lines.iter().map(|l| l.share.point).collect();
+    (apportion(&shares, 1000), apportion(&shares, (bill.cpu_s.max(0.0) * 100.0).round() as u64))
+}
+
+/// The part of the kernel's account that the samples cover.
+pub(crate) fn covered(bill: &Bill) -> Option<f64> {
+    (bill.cpu_s > 0.0).then(|| (bill.sampled_cpu_s + bill.switching_cpu_s) / bill.cpu_s)
+}
+
+/// Beside the sum, unless there is a warning instead.
+pub(crate) fn agreement(covered: Option<f64>) -> Option<String> {
+    let part = covered.filter(|part| (part - 1.0).abs() <= TOLERATED_DISAGREEMENT)?;
+    Some(format!("samples agree with the kernel's accounting ({:.1} %)", part * 100.0))
+}
+
 /// The table of the lines of CPU time. What is printed sums to the whole.
 struct Cpu<'b> {
     bill: &'b Bill,
@@ -171,9 +188,7 @@ impl<'b> Cpu<'b> {
                 return None;
             }
         };
-        let shares: Vec<f64> = lines.iter().map(|l| l.share.point).collect();
-        let tenths = apportion(&shares, 1000);
-        let hundredths = apportion(&shares, (bill.cpu_s.max(0.0) * 100.0).round() as u64);
+        let (tenths, hundredths) = printed(bill, lines);
         let table = Columns::fit(page.width, Columns::TITLE);
         table.heading(page, "BILL", ASIDE, ["share", "CPU-s", "95 % interval"]);
         Some(Cpu { bill, lines, table, tenths, hundredths })
@@ -214,14 +229,8 @@ impl<'b> Cpu<'b> {
 
     /// Prints the sum. Returns the part of the kernel's account that the samples cover.
     fn total(&self, page: &mut Page) -> Option<f64> {
-        let bill = self.bill;
-        let covered = (bill.cpu_s > 0.0).then(|| (bill.sampled_cpu_s + bill.switching_cpu_s) / bill.cpu_s);
-        let agreement = match covered {
-            Some(part) if (part - 1.0).abs() <= TOLERATED_DISAGREEMENT => {
-                format!("  total; samples agree with the kernel's accounting ({:.1} %)", part * 100.0)
-            }
-            _ => "  total".to_owned(),
-        };
+        let covered = covered(self.bill);
+        let agreement = agreement(covered).map_or("  total".to_owned(), |text| format!("  total; {text}"));
         let total = self.table.wide_row(
             "  total",
             &agreement,
@@ -236,7 +245,7 @@ impl<'b> Cpu<'b> {
 }
 
 /// Without kernel samples they cannot agree. A note of the line says so.
-fn disagreement(page: &mut Page, rec: &Recording, covered: Option<f64>) {
+pub(crate) fn disagreement(page: &mut Page, rec: &Recording, covered: Option<f64>) {
     let covered = covered.filter(|part| (part - 1.0).abs() > TOLERATED_DISAGREEMENT);
     if let Some(part) = covered.filter(|_| rec.meta.kernel_samples) {
         let text = format!(
@@ -249,7 +258,7 @@ fn disagreement(page: &mut Page, rec: &Recording, covered: Option<f64>) {
 
 /// The lines that would print as 0.0 %, in one line. Those that may be part of a line without symbols are listed
 /// separately, because their share is unknown.
-fn zero_lines(page: &mut Page, lines: &[CpuLine], tenths: &[u64]) {
+pub(crate) fn zero_lines(page: &mut Page, lines: &[CpuLine], tenths: &[u64]) {
     let titles = |within: Option<CostClass>| {
         let folded = lines.iter().zip(tenths).filter(|(l, t)| **t == 0 && l.may_be_in == within);
         folded.map(|(l, _)| l.class.title()).collect::<Vec<_>>().join(", ")
@@ -268,7 +277,7 @@ fn zero_lines(page: &mut Page, lines: &[CpuLine], tenths: &[u64]) {
 }
 
 /// Prints the notes of lines, each once. Notes of kernel lines are in the JSON document only.
-fn caveats<'b>(page: &mut Page, lines: impl Iterator<Item = &'b CpuLine>) {
+pub(crate) fn caveats<'b>(page: &mut Page, lines: impl Iterator<Item = &'b CpuLine>) {
     let mut notes: Vec<(&str, Vec<&str>)> = vec![];
     for line in lines.filter(|line| shows_notes(line)) {
         for note in &line.notes {

@@ -21,18 +21,22 @@ pub(super) fn all(page: &mut Page, verdict: &Verdict, limits: &Limits) {
     for finding in &verdict.findings {
         let number = if finding.rung == last_rung { String::new() } else { finding.rung.to_string() };
         last_rung = finding.rung;
-        let (word, ink) = match finding.status {
-            Status::Wall => ("WALL", Ink::Bad),
-            Status::Contributor => ("contributor", Ink::Warn),
-            Status::RuledOut => ("ruled out", Ink::Good),
-            Status::NotMeasured => ("not measured", Ink::Warn),
-        };
+        let (word, ink) = word(finding.status);
         let name = format!(" {} {} ", right(&number, 2), left(finding.wall.title(), names));
         let lead = format!("{name}{}", left(word, 13));
         page.hang(&lead, ink, columns(&lead), &reading(finding, limits), Ink::Plain);
         if finding.status == Status::Wall || finding.status == Status::Contributor {
             behind(page, finding, if page.width >= 80 { columns(&name) } else { 4 });
         }
+    }
+}
+
+pub(crate) fn word(status: Status) -> (&'static str, Ink) {
+    match status {
+        Status::Wall => ("WALL", Ink::Bad),
+        Status::Contributor => ("contributor", Ink::Warn),
+        Status::RuledOut => ("ruled out", Ink::Good),
+        Status::NotMeasured => ("not measured", Ink::Warn),
     }
 }
 
@@ -116,8 +120,8 @@ fn behind(page: &mut Page, finding: &Finding, column: usize) {
     }
 }
 
-/// All of a wall, the first one of a contributor.
-fn numbers(finding: &Finding) -> String {
+/// All of a wall, the first one of the others.
+pub(crate) fn numbers(finding: &Finding) -> String {
     let wall = finding.status == Status::Wall;
     let estimate = finding.estimate.as_ref().map(|kind| format!("estimate: {kind}"));
     let numbers: Vec<&str> = finding
@@ -131,7 +135,7 @@ fn numbers(finding: &Finding) -> String {
 }
 
 /// The text next to the status. The reason why something was not measured is printed once, under LIMITS.
-fn reading(finding: &Finding, limits: &Limits) -> String {
+pub(crate) fn reading(finding: &Finding, limits: &Limits) -> String {
     if let Some(missing) = &finding.missing {
         let because = stopped(&finding.because);
         let known = if because == missing.detail.trim_end_matches('.') || because.is_empty() {
@@ -144,7 +148,7 @@ fn reading(finding: &Finding, limits: &Limits) -> String {
     because(finding)
 }
 
-fn because(finding: &Finding) -> String {
+pub(crate) fn because(finding: &Finding) -> String {
     let because = stopped(&finding.because);
     match &finding.estimate {
         Some(_) if finding.status != Status::Wall => format!("{because} (estimate)"),
@@ -153,6 +157,6 @@ fn because(finding: &Finding) -> String {
 }
 
 /// A table has no full stops.
-fn stopped(because: &str) -> &str {
+pub(crate) fn stopped(because: &str) -> &str {
     because.trim().trim_end_matches('.')
 }

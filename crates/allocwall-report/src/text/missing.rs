@@ -13,8 +13,15 @@ use allocwall_model::units::{Absence, Reason, plural, thousands};
 use std::collections::BTreeMap;
 
 /// What could not be measured, by obstacle: each obstacle once, with everything that it hides.
-pub(super) struct Limits {
+pub(crate) struct Limits {
     obstacles: Vec<Obstacle>,
+}
+
+/// What an obstacle hides, why, and what would help.
+pub(crate) struct Limit<'a> {
+    pub hides: String,
+    pub detail: &'a str,
+    pub advice: Option<String>,
 }
 
 struct Obstacle {
@@ -23,7 +30,7 @@ struct Obstacle {
 }
 
 impl Limits {
-    pub(super) fn of(rec: &Recording, bill: &Bill, verdict: &Verdict) -> Limits {
+    pub(crate) fn of(rec: &Recording, bill: &Bill, verdict: &Verdict) -> Limits {
         let mut limits = Limits { obstacles: vec![] };
         for finding in &verdict.findings {
             if let Some(missing) = &finding.missing {
@@ -121,17 +128,23 @@ impl Limits {
     }
 
     /// The printed number; the first one is 1.
-    pub(super) fn number(&self, absence: &Absence) -> usize {
+    pub(crate) fn number(&self, absence: &Absence) -> usize {
         let at = self.obstacles.iter().position(|o| o.absences.contains(absence));
         at.map_or(0, |i| i + 1)
     }
 
-    pub(super) fn print(&self, page: &mut Page) {
-        for (nth, obstacle) in self.obstacles.iter().enumerate() {
-            let advice = obstacle.absences.iter().find_map(Absence::advice);
+    /// In the order of their numbers.
+    pub(crate) fn all(&self) -> impl Iterator<Item = Limit<'_>> {
+        self.obstacles.iter().map(|obstacle| Limit {
+            hides: obstacle.hides.join(", "),
             // The same change removes all of them, so the first reason, that of the lowest rung, is enough.
-            let detail = obstacle.absences[0].detail.trim_end_matches('.');
-            let hides = obstacle.hides.join(", ");
+            detail: obstacle.absences[0].detail.trim_end_matches('.'),
+            advice: obstacle.absences.iter().find_map(Absence::advice),
+        })
+    }
+
+    pub(super) fn print(&self, page: &mut Page) {
+        for (nth, Limit { hides, detail, advice }) in self.all().enumerate() {
             let advice = advice.map_or(String::new(), |advice| format!(" → {advice}"));
             let text = format!("{hides}: {detail}{advice}");
             page.hang(&format!("  {}. ", nth + 1), Ink::Warn, 5, &text, Ink::Plain);
@@ -306,7 +319,7 @@ pub(super) fn own_cost_brief(rec: &Recording) -> String {
     format!("allocwall used {:.2} CPU-s{lost}", rec.meta.own_cpu_ns as f64 / 1e9)
 }
 
-pub(super) fn own_cost(page: &mut Page, rec: &Recording, bill: &Bill) {
+pub(crate) fn own_cost(page: &mut Page, rec: &Recording, bill: &Bill) {
     let own = rec.meta.own_cpu_ns as f64 / 1e9;
     let of_target = if bill.cpu_s > 0.0 {
         format!(" ({:.1} % of the target's)", own / bill.cpu_s * 100.0)
@@ -328,7 +341,7 @@ pub(super) fn own_cost(page: &mut Page, rec: &Recording, bill: &Bill) {
     }
 }
 
-pub(super) fn reason_and_mend(absence: &Absence) -> String {
+pub(crate) fn reason_and_mend(absence: &Absence) -> String {
     match absence.advice() {
         Some(advice) => format!("{}. To measure it: {advice}", absence.detail.trim_end_matches('.')),
         None => absence.detail.clone(),

@@ -1,17 +1,17 @@
 //! The text report of a diagnosis. [`Extent::Brief`]: verdict, bill, what is a wall or contributes, the first remedy, and what
 //! was not measured, on one screen for a usual diagnosis. [`Extent::All`]: everything that was measured.
 
-mod bill;
-mod ladder;
-mod missing;
+pub(crate) mod bill;
+pub(crate) mod ladder;
+pub(crate) mod missing;
 mod next;
-mod page;
-mod remedies;
-mod runtimes;
-mod sites;
+pub(crate) mod page;
+pub(crate) mod remedies;
+pub(crate) mod runtimes;
+pub(crate) mod sites;
 #[cfg(test)]
 mod tests;
-mod verdict;
+pub(crate) mod verdict;
 
 pub use page::{Ink, Page, bar, bytes};
 pub use remedies::restart;
@@ -115,10 +115,9 @@ fn all(page: &mut Page, rec: &Recording, bill: &Bill, verdict: &Verdict, file: O
 }
 
 fn memory_section(page: &mut Page, rec: &Recording, bill: &Bill) {
-    if let Ok(memory) = &rec.resident {
-        let pid = memory.bills.first().map(|bill| bill.pid);
-        let lives = rec.processes.iter().any(|process| Some(process.pid) == pid && !process.ended);
-        let known = memory_text::Known { resident_end: bill.rates.resident_end, lives };
-        memory_text::section(page, memory, known);
+    if let Ok(memory) = &rec.resident
+        && let Some(first) = memory.bills.first()
+    {
+        memory_text::section(page, memory, memory_text::Known::of(rec, bill.rates.resident_end, first));
     }
 }

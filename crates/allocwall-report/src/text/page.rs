@@ -142,6 +142,14 @@ impl Page {
     }
 }
 
+/// The paragraphs that `write` prints, unbroken and without colour: for reports that break lines themselves.
+pub(crate) fn paragraphs(write: impl FnOnce(&mut Page)) -> Vec<String> {
+    const UNBROKEN: usize = 1 << 16;
+    let mut page = Page::new(Style { color: false, width: UNBROKEN });
+    write(&mut page);
+    page.out.lines().map(str::trim).filter(|line| !line.is_empty()).map(String::from).collect()
+}
+
 /// A share of `width` columns, to an eighth of a column.
 pub fn bar(share: f64, width: usize) -> String {
     let eighths = (share.clamp(0.0, 1.0) * width as f64 * 8.0).round() as usize;
@@ -150,11 +158,11 @@ pub fn bar(share: f64, width: usize) -> String {
     bar
 }
 
-pub(super) fn percents(share: Interval) -> String {
+pub(crate) fn percents(share: Interval) -> String {
     format!("{:.1} to {:.1} %", share.low * 100.0, share.high * 100.0)
 }
 
-pub(super) fn range(value: Interval, decimals: usize) -> String {
+pub(crate) fn range(value: Interval, decimals: usize) -> String {
     if value.low == value.high {
         return "exact".to_string();
     }
@@ -162,7 +170,7 @@ pub(super) fn range(value: Interval, decimals: usize) -> String {
 }
 
 /// A fixed-point number of `decimals` places.
-pub(super) fn decimal(units: u64, decimals: u32) -> String {
+pub(crate) fn decimal(units: u64, decimals: u32) -> String {
     let base = 10u64.pow(decimals);
     format!("{}.{:0width$}", units / base, units % base, width = decimals as usize)
 }

@@ -133,7 +133,7 @@ pub fn restart(needed: bool, entry: Option<&Remedy>) -> &'static str {
 }
 
 /// What it saves of CPU time, and what it returns of resident memory.
-fn gain(remedy: &Prescription, entry: Option<&Remedy>) -> String {
+pub(crate) fn gain(remedy: &Prescription, entry: Option<&Remedy>) -> String {
     let Some(most) = remedy.returns_bytes else { return saved(remedy, entry) };
     let returns = format!("returns at most {}", bytes(most));
     match entry.map(|r| r.effect) {

@@ -10,7 +10,7 @@ use allocwall_model::units::{Absence, Reason, plural, thousands};
 pub(super) const RUNTIMES_SHOWN: usize = 4;
 
 /// What the language runtimes count themselves. It is not added to the bill: stopped threads are in the waits, too.
-pub(super) fn section(page: &mut Page, rec: &Recording) {
+pub(crate) fn section(page: &mut Page, rec: &Recording) {
     let readable = |account: &&RuntimeAccount| figures(account).iter().any(|(_, figure)| figure.is_ok());
     let mut accounts: Vec<&RuntimeAccount> = rec.accounts.iter().filter(readable).collect();
     if accounts.is_empty() {

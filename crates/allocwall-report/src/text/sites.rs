@@ -21,7 +21,31 @@ const SITE_FLOOR: f64 = 0.05;
 /// Call sites of a wall in the brief report.
 const BRIEFLY: usize = 2;
 
+/// The functions that are shown of a line of the bill.
+pub(crate) struct Shown<'b> {
+    pub title: &'static str,
+    pub sites: Vec<&'b Site>,
+}
+
+impl<'b> Shown<'b> {
+    fn of(title: &'static str, sites: &'b [Site], limit: usize) -> Shown<'b> {
+        Shown { title, sites: sites.iter().take(limit).filter(|s| s.share >= SITE_FLOOR).collect() }
+    }
+}
+
 pub(super) fn all(page: &mut Page, bill: &Bill, verdict: &Verdict) {
+    let lines = shown(bill, verdict);
+    if lines.is_empty() {
+        return;
+    }
+    page.section("CALL SITES", "functions that caused each large line, as a share of that line");
+    for line in lines {
+        site_lines(page, line.title, &line.sites);
+    }
+}
+
+/// Large lines with their functions: those of walls first, waits last. Empty if the sentence says as much.
+pub(crate) fn shown<'b>(bill: &'b Bill, verdict: &Verdict) -> Vec<Shown<'b>> {
     let treated = treated(&verdict.findings);
     let of_wall = |class: CostClass| treated.iter().any(|&w| w.lines().contains(&class));
     let mut lines: Vec<&CpuLine> = bill.on_cpu.iter().flatten().collect();
@@ -39,17 +63,12 @@ pub(super) fn all(page: &mut Page, bill: &Bill, verdict: &Verdict) {
     // Without a wall, the sentence already names the call site that has most of the time.
     let repeats_the_sentence = verdict.walls.is_empty()
         && matches!(&lines[..], [line] if line.sites[0].share > 0.8 && named(&line.sites[0]));
-    if waits.is_empty() && (lines.is_empty() || repeats_the_sentence) {
-        return;
+    if waits.is_empty() && repeats_the_sentence {
+        return vec![];
     }
-    page.section("CALL SITES", "functions that caused each large line, as a share of that line");
-    for line in lines {
-        let limit = if of_wall(line.class) { 3 } else { 1 };
-        site_lines(page, line.class.title(), &line.sites, limit);
-    }
-    for line in waits {
-        site_lines(page, line.class.title(), &line.sites, 2);
-    }
+    let limit = |class: CostClass| if of_wall(class) { 3 } else { 1 };
+    let lines = lines.iter().map(|line| Shown::of(line.class.title(), &line.sites, limit(line.class)));
+    lines.chain(waits.iter().map(|line| Shown::of(line.class.title(), &line.sites, 2))).collect()
 }
 
 /// Below a wall of the brief report: the functions that have most of its largest line, and whose memory its page faults are
@@ -104,7 +123,7 @@ pub(super) fn costly_faults(bill: &Bill) -> Vec<&Faulted> {
 }
 
 /// Whose memory the costly page faults are about.
-pub(super) fn faulted(page: &mut Page, bill: &Bill) {
+pub(crate) fn faulted(page: &mut Page, bill: &Bill) {
     let (sampled, counted): (Vec<&Faulted>, Vec<&Faulted>) =
         costly_faults(bill).into_iter().partition(|faulted| faulted.basis == Basis::CpuTime);
     counted_faults(page, bill, &counted);
@@ -171,7 +190,7 @@ fn costly_wait(line: &WaitLine, bill: &Bill, verdict: &Verdict) -> bool {
     !line.sites.is_empty() && (of_wall || costly)
 }
 
-fn site_lines(page: &mut Page, title: &str, sites: &[Site], limit: usize) {
+fn site_lines(page: &mut Page, title: &str, sites: &[&Site]) {
     // On a narrow page the title has its own line.
     let column = if page.width >= 76 { 36 } else { 4 };
     let mut lead = left(&format!("  {}", elide_end(title, column.max(page.width / 2) - 3)), column);
@@ -179,7 +198,7 @@ fn site_lines(page: &mut Page, title: &str, sites: &[Site], limit: usize) {
         page.line(&lead);
         lead = " ".repeat(column);
     }
-    for site in sites.iter().take(limit).filter(|s| s.share >= SITE_FLOOR) {
+    for site in sites {
         let share = format!("{} ", right(&format!("{:.0} %", site.share * 100.0), 5));
         let room = page.width - column - columns(&share);
         let line = format!("{lead}{share}{}", elide_end(&site_text(site, room), room));
@@ -210,7 +229,7 @@ pub(super) fn without_arguments(name: &str) -> &str {
     name
 }
 
-fn site_text(site: &Site, room: usize) -> String {
+pub(crate) fn site_text(site: &Site, room: usize) -> String {
     let function = terminal(without_arguments(&site.function));
     let mut text = match &site.python {
         // Users know the Python function, not the C function below it.

@@ -12,10 +12,34 @@ use allocwall_model::recording::{
 use allocwall_model::units::plural;
 
 pub(super) fn header(page: &mut Page, rec: &Recording, bill: &Bill, extent: Extent) {
-    let cpus = if bill.window_s > 0.0 { bill.cpu_s / bill.window_s } else { 0.0 };
+    let command = target(rec);
+    let room = page.width - columns("allocwall  ");
+    let line = format!(
+        "{}  {}",
+        page.paint(Ink::Heading, "allocwall"),
+        page.paint(Ink::Heading, &elide_middle(&command, room))
+    );
+    page.line(&line);
+    page.wrapped(2, &facts(rec).join(" · "), Ink::Plain);
+    let mut seen = seen(rec, bill);
+    if extent == Extent::Brief {
+        seen.push(missing::own_cost_brief(rec));
+    }
+    page.wrapped(2, &seen.join(" · "), Ink::Plain);
+    if let Some(warning) = ended(rec) {
+        page.wrapped(2, &warning, Ink::Warn);
+    }
+}
+
+/// The command line of the process that is judged.
+pub(crate) fn target(rec: &Recording) -> String {
+    main_process(rec).map_or_else(|| "no process found".to_string(), command)
+}
+
+/// What the target and its machine are.
+pub(crate) fn facts(rec: &Recording) -> Vec<String> {
     let mut facts = vec![];
-    let process = main_process(rec);
-    if let Some(process) = process {
+    if let Some(process) = main_process(rec) {
         let why_this = why_not_first(rec, process);
         facts.push(format!("pid {}{}", process.pid, why_this.as_deref().unwrap_or_default()));
         facts.extend(runtime(process));
@@ -29,28 +53,18 @@ pub(super) fn header(page: &mut Page, rec: &Recording, bill: &Bill, extent: Exte
         Some(name) => format!("Linux {} on {name}", rec.host.kernel_release),
         None => format!("Linux {}", rec.host.kernel_release),
     });
-    let command = process.map_or_else(|| "no process found".to_string(), command);
-    let room = page.width - columns("allocwall  ");
-    let line = format!(
-        "{}  {}",
-        page.paint(Ink::Heading, "allocwall"),
-        page.paint(Ink::Heading, &elide_middle(&command, room))
-    );
-    page.line(&line);
-    page.wrapped(2, &facts.join(" · "), Ink::Plain);
-    let mut seen = vec![
+    facts
+}
+
+/// The window, and what the target used in it.
+pub(crate) fn seen(rec: &Recording, bill: &Bill) -> Vec<String> {
+    let cpus = if bill.window_s > 0.0 { bill.cpu_s / bill.window_s } else { 0.0 };
+    vec![
         format!("{:.1} s window", bill.window_s),
         format!("{cpus:.2} of {} CPUs used", rec.host.online_cpus),
         format!("{} {}", bill.rates.threads_peak, plural(bill.rates.threads_peak as u64, "thread")),
         format!("{} resident", bytes(bill.rates.resident_end)),
-    ];
-    if extent == Extent::Brief {
-        seen.push(missing::own_cost_brief(rec));
-    }
-    page.wrapped(2, &seen.join(" · "), Ink::Plain);
-    if let Some(warning) = ended(rec) {
-        page.wrapped(2, &warning, Ink::Warn);
-    }
+    ]
 }
 
 /// Why the header shows this process, which rungs and remedies judge, if it is not the first of the recording:
@@ -64,7 +78,7 @@ pub fn why_not_first(rec: &Recording, process: &Process) -> Option<String> {
     Some(format!(", busiest of {} processes{started_by}", rec.processes.len()))
 }
 
-fn ended(rec: &Recording) -> Option<String> {
+pub(crate) fn ended(rec: &Recording) -> Option<String> {
     let asked = rec.meta.requested_ns as f64 / 1e9;
     Some(match &rec.meta.ended {
         Ended::Complete => return None,
@@ -90,7 +104,7 @@ pub fn command(process: &Process) -> String {
     terminal(&words.join(" "))
 }
 
-pub(super) fn runtime(process: &Process) -> Option<String> {
+pub(crate) fn runtime(process: &Process) -> Option<String> {
     let versioned = |name: &str, version: &Option<String>| match version {
         Some(v) => format!("{name} {v}"),
         None => name.to_string(),
@@ -107,7 +121,7 @@ pub(super) fn runtime(process: &Process) -> Option<String> {
     })
 }
 
-fn libc(process: &Process) -> Option<String> {
+pub(crate) fn libc(process: &Process) -> Option<String> {
     Some(match process.libc.as_ref() {
         Ok(Libc::Glibc { version }) => format!("glibc {version}"),
         Ok(Libc::Musl { version }) => {
@@ -119,7 +133,7 @@ fn libc(process: &Process) -> Option<String> {
     })
 }
 
-fn allocator(process: &Process) -> String {
+pub(crate) fn allocator(process: &Process) -> String {
     match process.allocator.as_ref() {
         Ok(a) => format!("malloc is {}", allocator_name(a)),
         Err(_) => "allocator unknown".to_string(),

@@ -7,6 +7,7 @@ use crate::commands::shared::arms;
 use crate::commands::shared::counting;
 use crate::commands::shared::diagnosis::{Diagnosis, Format, extent, readers};
 use crate::commands::shared::options::{Header, Time, parse_time};
+use crate::commands::shared::pages;
 use crate::commands::shared::processes::{self, parse_pid};
 use crate::commands::shared::signals::catch_signals;
 use crate::commands::shared::state::{RECORDING, new_state_file};
@@ -26,6 +27,7 @@ use allocwall_model::recording::{Ended, Recording};
 use allocwall_model::replay::Replay;
 use allocwall_model::shell::quoted;
 use allocwall_model::units::{Absence, Measured, Reason, count};
+use allocwall_report::text::{Extent, Style};
 use allocwall_trial::arm::{self, Arm, TargetFacts};
 use allocwall_trial::predict;
 use allocwall_trial::run::{self, Guard};
@@ -63,7 +65,8 @@ pub struct Args {
     #[arg(long, value_name = "HZ", value_parser = clap::value_parser!(u32).range(10..=5_000))]
     rate: Option<u32>,
 
-    /// Write the recording to this file [default: a file in the state directory]
+    /// Write the recording to this file [default: a file in the state directory]. A name that ends in .html: write the report as a
+    /// page to it (docs/html.md), besides the text; the recording is in the state directory then
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
@@ -202,7 +205,8 @@ fn read(file: &Path) -> anyhow::Result<Recording> {
     })
 }
 
-pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
+pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
+    let page = pages::take(&mut args.output)?;
     let args = args.with_processes(printer)?;
     if args.ready.is_some() && args.load.is_none() && args.load_cmd.is_none() {
         return Err(usage("--ready has no effect without --load URL or --load-cmd CMD"));
@@ -250,6 +254,10 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         diagnosis.render(format, extent(args.all), printer.style()).and_then(|report| printer.data(&report));
     end(launched.as_mut(), &args, "window", printer);
     printed?;
+    if let Some(page) = &page {
+        let report = diagnosis.render(Format::Html, Extent::All, Style::FILE)?;
+        pages::write(page, &report, diagnosis.file.as_deref(), printer)?;
+    }
     // After an interrupt: report what was measured, start nothing new.
     let interrupted = matches!(diagnosis.recording.meta.ended, Ended::Interrupted);
     let tried = if args.verify && !interrupted {

@@ -1,6 +1,7 @@
 //! `allocwall report`: judges a recording again from its file, or reports a saved trial. Starts no program.
 
 use crate::commands::shared::diagnosis::{Diagnosis, Format, extent};
+use crate::commands::shared::pages;
 use crate::commands::shared::state::kept_recordings;
 use crate::commands::shared::trial_options::how;
 use crate::commands::shared::usage::usage;
@@ -22,8 +23,9 @@ pub struct Args {
     /// List the recordings in the state directory, newest first: time, target, verdict, and the command that reports it
     #[arg(long, conflicts_with_all = ["file", "format", "json", "output", "all"])]
     list: bool,
-    #[arg(short, long, value_enum, default_value_t = Format::Text)]
-    format: Format,
+    /// [default: text; with `-o OUT.html`: html]
+    #[arg(short, long, value_enum)]
+    format: Option<Format>,
     /// Same as `--format json`
     #[arg(long, conflicts_with = "format")]
     json: bool,
@@ -44,7 +46,12 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         None => newest(printer)?,
     };
     let style = if args.output.is_some() { Style::FILE } else { printer.style() };
-    let format = if args.json { Format::Json } else { args.format };
+    let format = match (args.format, &args.output) {
+        _ if args.json => Format::Json,
+        (Some(format), _) => format,
+        (None, Some(output)) if pages::is_page(output) => Format::Html,
+        (None, _) => Format::Text,
+    };
     let report = if journal::is_one(&file) {
         trial(&file, format, style, printer)?
     } else {
@@ -83,8 +90,9 @@ fn list(printer: &Printer) -> anyhow::Result<ExitCode> {
 
 /// Reports a saved trial.
 fn trial(file: &Path, format: Format, style: Style, printer: &Printer) -> anyhow::Result<String> {
-    let Journal { head, blocks, .. } = journal::read(file)?;
-    let outcome = compare(&head.design, &blocks);
+    let journal = journal::read(file)?;
+    let Journal { head, blocks, .. } = &journal;
+    let outcome = compare(&head.design, blocks);
     Ok(match format {
         Format::Text => {
             let how = how(&head.options);
@@ -95,9 +103,10 @@ fn trial(file: &Path, format: Format, style: Style, printer: &Printer) -> anyhow
         }
         Format::Json => trial_json::document(&outcome, &head.command),
         Format::Csv => trial_csv::table(&outcome),
+        Format::Html => pages::of_trial(&outcome, &journal),
         Format::Flamegraph | Format::Collapsed => {
             return Err(usage(
-                "a trial has no stacks: use --format text, json or csv; to record stacks: allocwall diagnose -- CMD",
+                "a trial has no stacks: use --format text, html, json or csv; to record stacks: allocwall diagnose -- CMD",
             ));
         }
     })

@@ -7,6 +7,7 @@ use crate::commands::shared::counting;
 use crate::commands::shared::diagnosis::{Diagnosis, readers};
 use crate::commands::shared::ground::Ground;
 use crate::commands::shared::options::{Percent, Time};
+use crate::commands::shared::pages;
 use crate::commands::shared::progress::{Outlook, Progress};
 use crate::commands::shared::serving::{NamedRate, Serving};
 use crate::commands::shared::signals::catch_signals;
@@ -69,7 +70,8 @@ pub struct Args {
     #[command(flatten)]
     options: Options,
 
-    /// Save the trial to this file after each block [default: a file in the state directory]
+    /// Save the trial to this file after each block [default: a file in the state directory]. A name that ends in .html: write the
+    /// report as a page to it (docs/html.md), besides the text; the trial is in the state directory then
     #[arg(short, long, value_name = "FILE", conflicts_with = "resume")]
     output: Option<PathBuf>,
 
@@ -116,6 +118,7 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     if let Some(line) = args.options.without_effect() {
         return Err(usage(line));
     }
+    let page = pages::take(&mut args.output)?;
     let mut earlier = args.resume.as_ref().map(|path| journal::read(path)).transpose()?;
     if let Some(earlier) = &mut earlier {
         args = continued(args, earlier)?;
@@ -156,6 +159,9 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         _ => trial_text::trial(&outcome, &words, Some(&args.options.how()), printer.style()),
     })?;
     printer.note(&format!("trial: {}", path.display()));
+    if let Some(page) = &page {
+        pages::write(page, &pages::of_trial(&outcome, &journal::read(&path)?), Some(&path), printer)?;
+    }
     let met = gates.iter().map(|gate| gate.stops(&outcome)).collect::<Result<Vec<_>, Error>>()?;
     let met: Vec<String> = met.into_iter().flatten().collect();
     for line in &met {

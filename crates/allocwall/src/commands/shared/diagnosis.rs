@@ -7,13 +7,15 @@ use allocwall_measure::reading::Readers;
 use allocwall_model::recording::Recording;
 use allocwall_model::units::Absence;
 use allocwall_report::text::{Extent, Style};
-use allocwall_report::{collapsed, flamegraph, json, text};
+use allocwall_report::{collapsed, flamegraph, html, json, text};
 use std::path::{Path, PathBuf};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
     /// The text that `diagnose` or `trial` prints
     Text,
+    /// One page with charts, for a browser: no network, no other file (docs/html.md)
+    Html,
     /// The versioned JSON document (docs/json.md)
     Json,
     /// SVG with kernel frames, coloured by the lines of the bill
@@ -52,6 +54,7 @@ impl Diagnosis {
         let file = file.as_deref().and_then(Path::to_str);
         Ok(match format {
             Format::Text => text::diagnosis(recording, bill, verdict, file, extent, style),
+            Format::Html => html::diagnosis(recording, bill, verdict, file),
             Format::Json => json::document(recording, bill, verdict),
             Format::Collapsed => collapsed::stacks(recording),
             Format::Flamegraph => flamegraph::svg(recording, bill).map_err(absent)?,

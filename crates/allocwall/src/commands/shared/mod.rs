@@ -6,6 +6,7 @@ pub mod diagnosis;
 pub mod experiments;
 pub mod ground;
 pub mod options;
+pub mod pages;
 pub mod processes;
 pub mod progress;
 pub mod serving;

@@ -1,0 +1,170 @@
+//! The document: head, policy, style, script and sections. Everything that reports share.
+
+use crate::escape::is_harmless;
+use crate::layout::elide_middle;
+use crate::text::page::paragraphs;
+use crate::text::{Page, Style, missing};
+use allocwall_diagnose::ShellLine;
+use allocwall_model::units::Absence;
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+use serde_json::Value;
+
+pub(super) const STYLE: &str = include_str!("page.css");
+pub(super) const SCRIPT: &str = include_str!("page.js");
+
+/// SHA-256 of `page.css` and `page.js` in base64, for the policy. A test compares them, and prints what they have to be.
+pub(super) const STYLE_HASH: &str = "yutHpo3c6toSyZi7Nf2V7hgFe6Perea+hRsk5OR1Ppc=";
+pub(super) const SCRIPT_HASH: &str = "lpCWBifaVtgtGIxXkzCJDIa/TC2wcsQdKRL8F5FRK9U=";
+
+/// One part of a report. It is left out if it has no content.
+pub(super) struct Section {
+    /// Of the anchor.
+    pub id: &'static str,
+    pub title: &'static str,
+    /// What the figures are, in a few words.
+    pub aside: String,
+    pub body: Markup,
+}
+
+/// A report: its head, which says the result, and its sections.
+pub(super) struct Document {
+    pub title: String,
+    pub head: Markup,
+    pub sections: Vec<Section>,
+}
+
+impl Document {
+    pub fn print(self) -> String {
+        let policy = format!(
+            "default-src 'none'; style-src 'sha256-{STYLE_HASH}'; script-src 'sha256-{SCRIPT_HASH}'; base-uri 'none'; form-action 'none'"
+        );
+        let sections: Vec<Section> = self.sections.into_iter().filter(|s| !s.body.0.is_empty()).collect();
+        let document = html! {
+            (DOCTYPE)
+            html lang="en" {
+                head {
+                    meta charset="utf-8";
+                    meta http-equiv="Content-Security-Policy" content=(policy);
+                    meta name="viewport" content="width=device-width, initial-scale=1";
+                    meta name="color-scheme" content="light dark";
+                    meta name="referrer" content="no-referrer";
+                    title { (self.title) }
+                    style { (PreEscaped(STYLE)) }
+                }
+                body {
+                    a.skip href="#main" { "Skip to the report" }
+                    main #main {
+                        (self.head)
+                        nav aria-label="Sections" {
+                            @for section in &sections { a href={ "#" (section.id) } { (section.title) } }
+                        }
+                        @for section in &sections {
+                            section id=(section.id) aria-labelledby={ (section.id) "-title" } {
+                                h2 id={ (section.id) "-title" } { (section.title) }
+                                @if !section.aside.is_empty() { p.aside { (section.aside) } }
+                                (section.body)
+                            }
+                        }
+                    }
+                    footer {
+                        "allocwall " (env!("CARGO_PKG_VERSION")) ". Terms: docs/glossary.md in the source; "
+                        code { "allocwall explain NAME" } "."
+                    }
+                    script { (PreEscaped(SCRIPT)) }
+                }
+            }
+        };
+        safe(&document.0)
+    }
+}
+
+/// Names come from other processes. Markup is escaped where it is written; what could hide or reverse text is escaped here.
+fn safe(document: &str) -> String {
+    let mut safe = String::with_capacity(document.len() + 1);
+    for c in document.chars() {
+        match c == '\n' || is_harmless(c) {
+            true => safe.push(c),
+            false => safe.extend(c.escape_unicode()),
+        }
+    }
+    safe.push('\n');
+    safe
+}
+
+/// Data for the script. No text in it can end the element, or is changed later: what is harmful is a `\u` escape of JSON.
+pub(super) fn data(id: &str, value: &Value) -> Markup {
+    let mut text = String::new();
+    for c in value.to_string().chars() {
+        match c == '<' || !is_harmless(c) {
+            true => c.encode_utf16(&mut [0; 2]).iter().for_each(|u| text.push_str(&format!("\\u{u:04x}"))),
+            false => text.push(c),
+        }
+    }
+    html! { script type="application/json" id=(id) { (PreEscaped(text)) } }
+}
+
+/// A table that scrolls in its own box. The first cell of a row is its heading; the others are numbers.
+pub(super) fn table(caption: &str, heads: &[&str], rows: impl IntoIterator<Item = (Markup, Vec<Markup>)>) -> Markup {
+    html! {
+        div.scroll tabindex="0" role="group" aria-label=(caption) {
+            table {
+                caption.hidden { (caption) }
+                thead { tr { @for head in heads { th scope="col" { (head) } } } }
+                tbody {
+                    @for (name, cells) in rows {
+                        tr { th scope="row" { (name) } @for cell in cells { td { (cell) } } }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Two columns: what, and its value.
+pub(super) fn facts(rows: Vec<(&str, Markup)>) -> Markup {
+    html! { dl { @for (name, value) in rows { div { dt { (name) } dd { (value) } } } } }
+}
+
+/// Columns of a command that are shown. Nobody copies a longer one from here.
+const COMMAND: usize = 4000;
+
+/// A shell command that one click selects.
+pub(super) fn command(line: &ShellLine) -> Markup {
+    html! {
+        p.command { code { (elide_middle(&line.command, COMMAND)) } @if let Some(remark) = &line.remark { " " span.remark { "# " (remark) } } }
+    }
+}
+
+/// What `write` prints, as paragraphs.
+pub(super) fn notes(write: impl FnOnce(&mut Page)) -> Markup {
+    html! { @for note in paragraphs(write) { p.note { (note) } } }
+}
+
+/// A section of the text report as it is, without its heading; nothing if it prints nothing.
+pub(super) fn printed(title: &str, write: impl FnOnce(&mut Page)) -> Markup {
+    let mut page = Page::new(Style::FILE);
+    write(&mut page);
+    let out = page.out.trim_matches('\n');
+    let Some((heading, body)) = out.split_once('\n') else { return html! {} };
+    let aside = heading.split_once("  ").map_or("", |(_, aside)| aside.trim());
+    html! {
+        h3 { (title) }
+        p.aside { (aside) }
+        pre tabindex="0" role="group" aria-label=(title) { (body) }
+    }
+}
+
+/// Instead of something that was not measured.
+pub(super) fn absent(what: &str, absence: &Absence) -> Markup {
+    html! { p.absent { strong { (what) ": not measured: " } (missing::reason_and_mend(absence)) } }
+}
+
+/// A colour for an attribute.
+pub(super) fn hex((red, green, blue): (u8, u8, u8)) -> String {
+    format!("#{red:02x}{green:02x}{blue:02x}")
+}
+
+/// A fraction as a length of an SVG.
+pub(super) fn percent(fraction: f64) -> String {
+    format!("{:.2}%", fraction.clamp(0.0, 1.0) * 100.0)
+}

@@ -1,0 +1,310 @@
+use super::page::{SCRIPT, SCRIPT_HASH, STYLE, STYLE_HASH};
+use super::*;
+use crate::sketches::{self, Case};
+use crate::{trial_sketches, trial_text};
+use allocwall_diagnose::bill;
+use allocwall_model::catalogue::owners::Owner;
+use allocwall_model::recording::{
+    CgroupTick, FaultSlice, Frame, OwnerFaults, Probe, ProbeName, ProbeState, Recording, Stack, Tick,
+};
+use allocwall_model::units::{Absence, Reason};
+use allocwall_trial::journal::Head;
+use allocwall_trial::{Direction, Metric, TrialResult, Unit};
+use sha2::{Digest, Sha256};
+
+fn page_of(case: &Case) -> String {
+    diagnosis(&case.rec, &case.bill, &case.verdict, Some("a b.allocwall"))
+}
+
+fn page_of_recording(rec: &Recording) -> String {
+    let bill = bill::of(rec);
+    let verdict = allocwall_diagnose::verdict(rec, &bill);
+    diagnosis(rec, &bill, &verdict, None)
+}
+
+/// RFC 4648.
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::new();
+    for part in bytes.chunks(3) {
+        let bits = (0..3).fold(0, |bits, nth| bits << 8 | u32::from(*part.get(nth).unwrap_or(&0)));
+        for nth in 0..4 {
+            let digit = DIGITS[(bits >> (18 - 6 * nth) & 63) as usize];
+            text.push(if nth <= part.len() { char::from(digit) } else { '=' });
+        }
+    }
+    text
+}
+
+#[test]
+fn the_policy_allows_this_style_and_this_script_only() {
+    let hash = |text: &str| base64(&Sha256::digest(text));
+    // If one fails after a change of page.css or page.js: the left side is what the constant has to be.
+    assert_eq!(hash(STYLE), STYLE_HASH);
+    assert_eq!(hash(SCRIPT), SCRIPT_HASH);
+    let page = page_of(&sketches::first_touch());
+    assert!(page.contains("content=\"default-src 'none'; style-src 'sha256-"));
+    assert!(page.contains(&format!("<style>{STYLE}</style>")) && page.contains(&format!("<script>{SCRIPT}</script>")));
+    // The policy would refuse these.
+    assert!(!page.contains(" style=\"") && !page.contains(" onclick="));
+}
+
+#[test]
+fn nothing_is_loaded() {
+    for case in sketches::all() {
+        let page = page_of(&case);
+        for loads in ["src=", "url(", "@import", "<link", "<iframe", "<object", "http-equiv=\"refresh\""] {
+            assert!(!page.contains(loads), "{}: {loads}", case.name);
+        }
+        let links = page.split("href=\"").skip(1);
+        assert!(links.map(|rest| rest.as_bytes()[0]).all(|first| first == b'#'), "{}", case.name);
+    }
+}
+
+/// The text of a section, without its markup.
+fn section(page: &str, id: &str) -> String {
+    let from = page.find(&format!("<section id=\"{id}\"")).unwrap_or_else(|| panic!("no section {id}"));
+    let rest = &page[from..];
+    let mut text = String::new();
+    let mut inside = false;
+    for c in rest[..rest.find("</section>").unwrap()].chars() {
+        match c {
+            '<' => inside = true,
+            '>' => {
+                inside = false;
+                text.push(' ');
+            }
+            c if !inside => text.push(c),
+            _ => {}
+        }
+    }
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn the_shares_of_the_bill_sum_to_the_whole_as_in_the_text() {
+    for case in sketches::all() {
+        let text = section(&page_of(&case), "bill");
+        let table = &text[..text.find("total").expect(case.name)];
+        let words: Vec<&str> = table.split(' ').collect();
+        // `33.1 % 9.27 33.0 to 34.0 %`: the share is the number before a sign that no range precedes.
+        let shares = words.windows(3).enumerate().filter(|(nth, w)| w[1] == "%" && words[nth.saturating_sub(1)] != "to");
+        let tenths: f64 = shares.filter_map(|(_, w)| w[0].parse::<f64>().ok()).map(|share| share * 10.0).sum();
+        assert_eq!(tenths.round(), 1000.0, "{}: {table}", case.name);
+        assert!(text.contains("total 100.0 %"), "{}: {text}", case.name);
+    }
+}
+
+#[test]
+fn the_sentences_are_those_of_the_text() {
+    for case in sketches::all() {
+        let page = page_of(&case);
+        let verdict = &page[..page.find("<nav").unwrap()];
+        assert!(verdict.contains("p class=\"sentence\""), "{}", case.name);
+        let ladder = section(&page, "ladder");
+        for finding in &case.verdict.findings {
+            assert!(ladder.contains(finding.wall.title()), "{}: {ladder}", case.name);
+        }
+    }
+    let page = page_of(&sketches::first_touch());
+    assert!(page.contains("First touch is the wall: 61 % of the CPU"));
+    assert!(section(&page, "remedies").contains("saves 41 to 58 % of CPU · restart"));
+    // Without a remedy, only the next commands.
+    assert!(!section(&page_of(&sketches::nothing_found()), "remedies").contains("saves"));
+}
+
+#[test]
+fn hostile_names_stay_text() {
+    let mut case = sketches::first_touch();
+    case.rec.processes[0].cmdline = vec!["</script><img src=x onerror=alert(1)>\u{202e}\u{1b}[2J".into()];
+    case.rec.processes[0].environment = vec![("MALLOC_ARENA_MAX".into(), "\"><script>1</script>".into())];
+    let page = page_of(&case);
+    // The data and the script of the page.
+    assert_eq!(page.matches("<script").count(), 2);
+    assert_eq!(page.matches("</script").count(), 2);
+    assert!(!page.contains("<img") && !page.contains('\u{202e}') && !page.contains('\u{1b}'));
+    assert!(page.contains("&lt;/script&gt;&lt;img src=x onerror=alert(1)&gt;\\u{202e}\\u{1b}[2J"));
+    let data = page.split("id=\"flame-data\">").nth(1).unwrap();
+    let data = &data[..data.find("</script>").unwrap()];
+    let value: serde_json::Value = serde_json::from_str(data).expect("JSON");
+    let names = value["names"].as_array().unwrap();
+    assert!(names.iter().any(|name| name.as_str().unwrap().starts_with("<script>alert(1)</script>")), "{names:?}");
+}
+
+/// A recording with so many samples, of stacks that differ, with long names.
+fn large(samples: u64) -> Recording {
+    const NAMES: u32 = 20_000;
+    let mut rec = sketches::first_touch().rec;
+    let name = |nth: u32| format!("<&\u{202e}{nth}>::{}", "very::long::name::of::a::template<é>".repeat(20));
+    rec.frames = (0..NAMES).map(|nth| Frame { module: Some(1), symbol: Some(name(nth)), offset: u64::from(nth) }).collect();
+    rec.stacks = (0..NAMES).map(|nth| Stack { frames: (0..24).map(|up| (nth >> (up / 2)) % NAMES).collect(), complete: true }).collect();
+    let one = rec.samples[0];
+    let window = rec.meta.window_ns;
+    rec.samples = (0..samples)
+        .map(|nth| {
+            let stack = (nth % u64::from(NAMES)) as u32;
+            allocwall_model::recording::CpuSample { t_ns: nth * window / samples, kernel: None, user: Some(stack), ..one }
+        })
+        .collect();
+    let tick = |nth: u64| Tick { t_ns: nth * window / 4000, user_ns: nth, minor_faults: nth * 100, resident: nth << 12, ..Tick::default() };
+    rec.ticks = (0..4000).map(tick).collect();
+    rec.processes[0].cmdline = vec!["<x>".repeat(40_000)];
+    rec.processes[0].environment = (0..1000).map(|nth| (format!("MALLOC_{nth}"), "<".repeat(5_000))).collect();
+    rec
+}
+
+#[test]
+fn the_page_is_small_whatever_was_recorded() {
+    let page = page_of_recording(&large(200_000));
+    assert!(page.len() < 2_000_000, "{}", page.len());
+    let data = page.split("id=\"flame-data\">").nth(1).unwrap();
+    let data = &data[..data.find("</script>").unwrap()];
+    assert!(data.len() < 600_000, "{}", data.len());
+    let value: serde_json::Value = serde_json::from_str(data).expect("JSON");
+    let boxes: Vec<u64> = value["boxes"].as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).collect();
+    let boxes: Vec<&[u64]> = boxes.chunks(4).collect();
+    assert!(boxes.len() > 100, "{}", boxes.len());
+    // Each parent comes first and holds its children.
+    let mut below = vec![0; boxes.len()];
+    for (nth, one) in boxes.iter().enumerate().skip(1) {
+        assert!((one[0] as usize) < nth);
+        below[one[0] as usize] += one[3];
+    }
+    assert!(boxes.iter().zip(&below).all(|(one, below)| *below <= one[3]));
+}
+
+fn with_ticks(case: &mut Case, throttled: Option<u64>) {
+    let group = |nth: u64| throttled.map(|ns| CgroupTick { throttled_ns: ns * nth, quota_cpus: Some(0.5), ..CgroupTick::default() });
+    let tick = |nth: u64| Tick {
+        t_ns: nth * 250_000_000,
+        minor_faults: nth * 1000,
+        resident: 64 << 20,
+        anonymous: Some(32 << 20),
+        cgroup: group(nth),
+        ..Tick::default()
+    };
+    case.rec.ticks = (0..=60).map(tick).collect();
+}
+
+#[test]
+fn a_series_that_is_missing_is_named_with_its_reason() {
+    let mut case = sketches::first_touch();
+    with_ticks(&mut case, None);
+    let unread = Absence::new(Reason::NotFound, "no cpu controller here").mend("mount it");
+    case.rec.probes.push(Probe::new(ProbeName::Cgroup, ProbeState::Absent(unread)));
+    let text = section(&page_of(&case), "timeline");
+    assert!(text.contains("Throttling: not measured: no cpu controller here. To measure it: mount it"), "{text}");
+    assert!(text.contains("Pauses for the collector: not measured: no runtime with a collector was found"), "{text}");
+    assert!(text.contains("Table: Page faults by kind") && text.contains("4,000"), "{text}");
+    // The near twin: it was measured.
+    with_ticks(&mut case, Some(10_000_000));
+    let text = section(&page_of(&case), "timeline");
+    assert!(text.contains("Table: Throttling") && text.contains("The quota is 0.50 CPUs."), "{text}");
+    assert!(!text.contains("Throttling: not measured"), "{text}");
+}
+
+#[test]
+fn faults_are_those_of_owners_if_they_were_looked_up() {
+    let mut case = sketches::first_touch();
+    with_ticks(&mut case, None);
+    let slice = |nth: u64, over_ms: u64| FaultSlice {
+        t_ns: nth * 500_000_000,
+        over_ns: over_ms * 1_000_000,
+        owners: vec![OwnerFaults { owner: Owner::Heap, samples: 1, faults: over_ms as u32 }],
+    };
+    // The last one is short; its rate is not.
+    case.rec.fault_slices = (0..29).map(|nth| slice(nth, 500)).chain([slice(29, 3)]).collect();
+    let text = section(&page_of(&case), "timeline");
+    assert!(text.contains("Page faults by owner of the memory"), "{text}");
+    let table = &text[text.find("Table: Page faults by owner").unwrap()..text.find("Resident memory").unwrap()];
+    assert!(table.contains("0.00 s 1,000") && table.contains("14.00 s 1,000"), "{table}");
+    assert!(!table.contains("14.50 s"), "{table}");
+}
+
+#[test]
+fn what_was_not_measured_is_listed_with_its_mend() {
+    let text = section(&page_of(&sketches::not_root()), "missing");
+    assert!(text.contains("perf_event_paranoid is 2: kernel samples are for root To measure it:"), "{text}");
+    let mut case = sketches::first_touch();
+    case.rec.samples.clear();
+    let page = page_of_recording(&case.rec);
+    assert!(section(&page, "bill").contains("The bill: not measured:"));
+    assert!(section(&page, "flamegraph").contains("the recording has no CPU samples"));
+}
+
+fn page_of_trial(outcome: &TrialResult) -> String {
+    let shifts = vec![0.0; outcome.design.arms.len()];
+    let blocks = trial_sketches::blocks(&outcome.design, &shifts, outcome.blocks);
+    trial(outcome, &head_of(outcome), &blocks, Some(&[]))
+}
+
+fn head_of(outcome: &TrialResult) -> Head {
+    Head {
+        version: 1,
+        tool_version: "0.1.0".into(),
+        started_unix_ms: 0,
+        command: vec!["sort".into(), "</script><b>".into()],
+        options: serde_json::json!({ "with": ["jemalloc"], "seed": null }),
+        design: outcome.design.clone(),
+        rates: vec![("get".into(), 812.4)],
+        proof: Default::default(),
+        machine: vec!["2 CPUs".into()],
+        origin: None,
+    }
+}
+
+#[test]
+fn a_trial_begins_with_its_outcome_and_has_the_figures_of_the_text() {
+    for outcome in trial_sketches::all() {
+        let page = page_of_trial(&outcome);
+        let text = trial_text::trial(&outcome, &["sort".into()], Some(&[]), crate::text::Style { color: false, width: 2000 });
+        let verdict = text.lines().find_map(|line| line.strip_prefix("VERDICT")).expect("a verdict").trim();
+        let sentences: Vec<&str> = page.split("class=\"sentence\">").skip(1).map(|rest| &rest[..rest.find('<').unwrap()]).collect();
+        assert_eq!(sentences.join(" "), verdict);
+        let effects = section(&page, "effects");
+        for c in outcome.comparisons.iter().filter(|c| c.effect.is_ok()) {
+            let range = trial_text::range(*c.effect.as_ref().unwrap());
+            assert!(effects.contains(&range), "{range}: {effects}");
+        }
+        assert!(!page.contains("</script><b>") && page.contains("&lt;/script&gt;&lt;b&gt;"));
+    }
+    let effects = section(&page_of_trial(&trial_sketches::one_better()), "effects");
+    assert!(effects.contains("-12.0 to -5.0 %"), "the prediction: {effects}");
+    let effects = section(&page_of_trial(&trial_sketches::mixed()), "effects");
+    assert!(effects.contains("refuted:") && effects.contains("this machine has no such library"), "{effects}");
+}
+
+#[test]
+fn a_trial_of_a_server_has_its_percentiles() {
+    let mut outcome = trial_sketches::one_better();
+    assert!(!page_of_trial(&outcome).contains("id=\"latency\""));
+    let metric = |key: &str| Metric {
+        key: key.into(),
+        title: key.into(),
+        unit: Unit::Ns,
+        direction: Direction::LowerIsBetter,
+        primary: false,
+    };
+    outcome.design.metrics.extend(["response_p50", "response_p99", "response_p999"].map(metric));
+    let mut blocks = trial_sketches::blocks(&outcome.design, &[0.0; 4], outcome.blocks);
+    for run in blocks.iter_mut().flat_map(|block| &mut block.runs) {
+        for (key, ns) in [("response_p50", 1e6), ("response_p99", 4e6), ("response_p999", 2e7)] {
+            run.metrics.insert(key.into(), Ok(ns));
+        }
+    }
+    let head = Head { design: outcome.design.clone(), ..head_of(&outcome) };
+    let text = section(&trial(&outcome, &head, &blocks, None), "latency");
+    assert!(text.contains("1 in 2 1.000 ms (1.000 ms to 1.000 ms)") && text.contains("1 in 1,000 20.000 ms"), "{text}");
+}
+
+/// With ALLOCWALL_PAGES=folder the test writes the pages of the cases there.
+#[test]
+fn can_be_looked_at() {
+    if let Some(folder) = std::env::var_os("ALLOCWALL_PAGES") {
+        for case in sketches::all() {
+            std::fs::write(std::path::Path::new(&folder).join(format!("{}.html", case.name)), page_of(&case)).expect("writable");
+        }
+        let trial = page_of_trial(&trial_sketches::mixed());
+        std::fs::write(std::path::Path::new(&folder).join("trial.html"), trial).expect("writable");
+    }
+}

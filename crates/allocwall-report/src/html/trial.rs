@@ -1,0 +1,372 @@
+//! The report of a trial: the outcome, each comparison with its interval beside the prediction, every run, latencies, settings.
+
+use super::chart::{Axis, Chart, Colour, Place, Series};
+use super::page::{Document, Section, command, facts, notes, percent, table};
+use crate::layout::elide_middle;
+use crate::recordings::utc;
+use crate::text::Ink;
+use crate::trial_text as text;
+use allocwall_model::stats::{median, median_interval};
+use allocwall_model::units::{Interval, thousands};
+use allocwall_trial::journal::Head;
+use allocwall_trial::{BASELINES, Block, Comparison, Metric, Outcome, TrialResult, Unit};
+use maud::{Markup, html};
+use std::collections::BTreeMap;
+
+/// Columns of the command, of the name of an arm, and of a setting.
+const COMMAND: usize = 1000;
+const NAME: usize = 60;
+/// The most runs that are drawn, over all arms and metrics. More blocks are thinned out evenly.
+const RUNS: usize = 8_000;
+
+struct Case<'a> {
+    outcome: &'a TrialResult,
+    head: &'a Head,
+    blocks: &'a [Block],
+}
+
+/// A trial as one HTML document, smaller than 2 MB. `options` as in [`text::trial`].
+pub fn trial(outcome: &TrialResult, head: &Head, blocks: &[Block], options: Option<&[String]>) -> String {
+    let case = Case { outcome, head, blocks };
+    let steps = text::steps(outcome, &head.command, options);
+    let next = html! { @for step in &steps { (command(step)) } };
+    let document = Document {
+        title: format!("trial of {} · allocwall", elide_middle(&text::quoted_words(&head.command), 80)),
+        head: heading(&case),
+        sections: vec![
+            effects(&case),
+            latencies(&case),
+            runs(&case),
+            Section { id: "next", title: "Next", aside: String::new(), body: next },
+            settings(&case),
+        ],
+    };
+    document.print()
+}
+
+fn class(ink: Ink) -> &'static str {
+    match ink {
+        Ink::Good => "good",
+        Ink::Bad => "bad",
+        Ink::Warn => "warn",
+        _ => "plain",
+    }
+}
+
+fn heading(case: &Case) -> Markup {
+    let Case { outcome, head, .. } = case;
+    let (sentences, ink) = text::sentences(outcome);
+    html! {
+        header {
+            h1 { "allocwall trial " code { (elide_middle(&text::quoted_words(&head.command), COMMAND)) } }
+            p.facts { (text::facts(outcome).join(" · ")) }
+            @if let Some((ended, _)) = text::ended(outcome) { p.warning { (ended) } }
+            div.verdict.(class(ink)) {
+                h2 { "Verdict" }
+                @for sentence in sentences { p.sentence { (sentence) } }
+                @if let Some(control) = text::control_text(outcome) { p.facts { strong { "Control: " } (control) } }
+                @for warning in &outcome.warnings { p.warning { (warning) } }
+            }
+        }
+    }
+}
+
+fn arm_name(case: &Case, arm: usize) -> String {
+    match arm {
+        0 => "A".into(),
+        1 => "A′".into(),
+        arm => elide_middle(&case.outcome.design.arms[arm].name, NAME),
+    }
+}
+
+fn effects(case: &Case) -> Section {
+    let outcome = case.outcome;
+    let scale = Scale::of(outcome);
+    let body = html! {
+        ul.legend {
+            li { (mark("effect")) "measured, with its interval" }
+            li { (mark("predicted")) "predicted before the trial" }
+            li { (mark("margin")) "too small to matter, or noise of the baseline" }
+        }
+        @for arm in BASELINES..outcome.design.arms.len() {
+            h3 { (arm_name(case, arm)) }
+            @for (word, ink, proof) in text::proofs(&outcome.summaries[arm]) {
+                p.proof.(class(ink)) { strong { (word) ": " } (proof) }
+            }
+            @let of_arm: Vec<Comparison> = outcome.comparisons.iter().filter(|c| c.arm == arm).cloned().collect();
+            (compared(case, &scale, &of_arm, arm))
+        }
+        h3 { "Baseline" }
+        p.aside { "run twice in each block, as A and A′: their difference is noise" }
+        (compared(case, &scale, &outcome.baseline, 1))
+        (notes(|page| text::left_out(page, outcome)))
+    };
+    Section { id: "effects", title: "Effects", aside: "relative change against the baseline".into(), body }
+}
+
+fn compared(case: &Case, scale: &Scale, comparisons: &[Comparison], arm: usize) -> Markup {
+    let outcome = case.outcome;
+    let level = comparisons.iter().map(|c| c.level).fold(0.0, f64::max);
+    let interval = format!("{} % interval", text::confidence(level));
+    let heads = ["metric", "change", "baseline", "this arm", "effect", &interval, "outcome", "predicted", "margin"];
+    let rows = comparisons.iter().map(|c| {
+        let metric = outcome.metric(&c.metric);
+        let treated = outcome.summaries[c.arm].medians.get(&c.metric);
+        let effect = c.effect.as_ref().ok();
+        let cells = vec![
+            scale.draw(c),
+            html! { (text::value(metric, outcome.untreated_median(c))) },
+            html! { (text::value(metric, treated)) },
+            html! { (effect.map_or("not measured".into(), |effect| text::change(effect.point))) },
+            html! { (effect.map_or(String::new(), |effect| text::range(*effect))) },
+            word(c),
+            html! { (c.predicted.map_or("–".into(), text::range)) },
+            html! { "±" (text::percent(c.margin)) },
+        ];
+        let title = text::title(outcome, c);
+        (html! { @if text::is_primary(outcome, c) { strong { (title) } } @else { (title) } }, cells)
+    });
+    let every = |_: &TrialResult, _: &Comparison| true;
+    html! {
+        (table(&format!("Effects: {}", arm_name(case, arm)), &heads, rows))
+        (notes(|page| {
+            text::failures(page, outcome, arm, "failed");
+            text::notes(page, outcome, comparisons, every);
+            text::lazily_freed(page, outcome, arm);
+        }))
+    }
+}
+
+fn word(c: &Comparison) -> Markup {
+    let (class, sign) = match c.outcome {
+        Outcome::Better => ("good", "▲"),
+        Outcome::Worse => ("bad", "▼"),
+        Outcome::Equivalent => ("plain", "="),
+        Outcome::Unresolved => ("warn", "?"),
+    };
+    html! { span.outcome.(class) { span aria-hidden="true" { (sign) } " " (c.outcome.key()) } }
+}
+
+/// The scale of all comparisons: relative changes around zero.
+struct Scale {
+    least: f64,
+    most: f64,
+}
+
+impl Scale {
+    /// Beyond, a change is cut: one wild metric would make the others invisible.
+    const WIDEST: f64 = 1.0;
+
+    fn of(outcome: &TrialResult) -> Scale {
+        let all = outcome.comparisons.iter().chain(&outcome.baseline);
+        let ends = all.flat_map(|c| {
+            let intervals = c.effect.iter().copied().chain(c.predicted).chain([Interval::new(-c.margin, 0.0, c.margin)]);
+            intervals.flat_map(|i| [i.low, i.high]).collect::<Vec<_>>()
+        });
+        let (mut least, mut most) = (-0.01, 0.01);
+        for end in ends.filter(|end| end.is_finite()) {
+            least = f64::min(least, end.max(-Self::WIDEST));
+            most = f64::max(most, end.min(Self::WIDEST));
+        }
+        Scale { least, most }
+    }
+
+    fn at(&self, change: f64) -> String {
+        // Some room for dots at the ends.
+        percent(0.03 + 0.94 * (change.clamp(self.least, self.most) - self.least) / (self.most - self.least))
+    }
+
+    fn width(&self, low: f64, high: f64) -> String {
+        percent(0.94 * (high.clamp(self.least, self.most) - low.clamp(self.least, self.most)) / (self.most - self.least))
+    }
+
+    fn draw(&self, c: &Comparison) -> Markup {
+        html! {
+            svg.bar.forest width="100%" height="26" aria-hidden="true" {
+                rect.margin x=(self.at(-c.margin)) y="0" width=(self.width(-c.margin, c.margin)) height="26" {}
+                line.zero x1=(self.at(0.0)) x2=(self.at(0.0)) y1="0" y2="26" {}
+                @if let Some(predicted) = c.predicted {
+                    line.predicted x1=(self.at(predicted.low)) x2=(self.at(predicted.high)) y1="20" y2="20" {}
+                    circle.predicted cx=(self.at(predicted.point)) cy="20" r="3" {}
+                }
+                @if let Ok(effect) = &c.effect {
+                    line.effect x1=(self.at(effect.low)) x2=(self.at(effect.high)) y1="9" y2="9" {}
+                    circle.effect cx=(self.at(effect.point)) cy="9" r="4.5" {}
+                }
+            }
+        }
+    }
+}
+
+fn mark(kind: &str) -> Markup {
+    html! {
+        svg.swatch width="24" height="12" aria-hidden="true" {
+            @if kind == "margin" { rect.margin x="0" y="0" width="24" height="12" {} } @else {
+                line.(kind) x1="2" x2="22" y1="6" y2="6" {}
+                circle.(kind) cx="12" cy="6" r="4" {}
+            }
+        }
+    }
+}
+
+/// The runs of an arm that count, with their blocks.
+fn values(blocks: &[Block], arm: usize, metric: &str) -> Vec<(usize, f64)> {
+    let runs = blocks.iter().flat_map(|block| block.runs.iter().map(move |run| (block.number, run)));
+    runs.filter(|(_, run)| run.arm == arm && run.failure.is_none())
+        .filter_map(|(number, run)| Some((number, *run.metrics.get(metric)?.as_ref().ok()?)))
+        .collect()
+}
+
+fn runs(case: &Case) -> Section {
+    let design = &case.outcome.design;
+    let primary: Vec<&Metric> = design.metrics.iter().filter(|metric| metric.primary).collect();
+    let in_a_block = (design.arms.len() * primary.len()).max(1);
+    let every = case.blocks.len().div_ceil((RUNS / in_a_block).max(1)).max(1);
+    let blocks: Vec<Block> = case.blocks.iter().step_by(every).cloned().collect();
+    let body = html! {
+        @if every > 1 { p.note { "One block of " (every) " is drawn." } }
+        @for metric in primary { (runs_of(case, &blocks, metric)) }
+    };
+    Section { id: "runs", title: "Runs", aside: "one dot for each run; the line is the median".into(), body }
+}
+
+fn runs_of(case: &Case, blocks: &[Block], metric: &Metric) -> Markup {
+    let arms: Vec<Vec<(usize, f64)>> =
+        (0..case.outcome.design.arms.len()).map(|arm| values(blocks, arm, &metric.key)).collect();
+    let all = || arms.iter().flatten().map(|(_, value)| *value);
+    let (least, most) = (all().fold(f64::INFINITY, f64::min), all().fold(f64::NEG_INFINITY, f64::max));
+    let at = |value: f64| percent(0.03 + if most > least { 0.94 * (value - least) / (most - least) } else { 0.47 });
+    let shown = |value: f64| text::value(Some(metric), Some(&Ok(value)));
+    let rows = arms.iter().enumerate().filter(|(_, runs)| !runs.is_empty()).map(|(arm, runs)| {
+        let middle = median(&runs.iter().map(|(_, value)| *value).collect::<Vec<_>>());
+        let ends = |pick: fn(f64, f64) -> f64| runs.iter().map(|(_, value)| *value).reduce(pick).map_or(String::new(), shown);
+        let dots = html! {
+            svg.bar.dots width="100%" height="24" aria-hidden="true" {
+                // Neighbours in time are not on one line, so that dots with the same value can be told apart.
+                @for (block, value) in runs { circle.run cx=(at(*value)) cy=(6 + block % 5 * 3) r="2.5" {} }
+                @if let Some(middle) = middle { line.zero x1=(at(middle)) x2=(at(middle)) y1="0" y2="24" {} }
+            }
+        };
+        let cells = vec![
+            dots,
+            html! { (middle.map_or(String::new(), shown)) },
+            html! { (ends(f64::min)) },
+            html! { (ends(f64::max)) },
+            html! { (thousands(runs.len() as u64)) },
+        ];
+        (html! { (arm_name(case, arm)) }, cells)
+    });
+    let names: Vec<String> = (0..arms.len()).map(|arm| arm_name(case, arm)).collect();
+    let heads: Vec<&str> = std::iter::once("block").chain(names.iter().map(String::as_str)).collect();
+    let of_block = |number: usize| {
+        arms.iter().map(move |runs| {
+            let value = runs.iter().find(|(block, _)| *block == number).map(|(_, value)| *value);
+            html! { (value.map_or("–".into(), shown)) }
+        })
+    };
+    let each = blocks.iter().map(|block| (html! { (block.number + 1) }, of_block(block.number).collect()));
+    html! {
+        h3 { (metric.title) }
+        (table(&format!("Runs: {}", metric.title), &["arm", "runs, from the least to the most", "median", "least", "most", "number"], rows))
+        details {
+            summary { "Table: every run, " (metric.title) }
+            (table(&format!("Every run: {}", metric.title), &heads, each))
+        }
+    }
+}
+
+/// The percentiles of the response time of a server, by arm.
+fn latencies(case: &Case) -> Section {
+    let mut loads: BTreeMap<String, Vec<(f64, &Metric)>> = BTreeMap::new();
+    for metric in &case.outcome.design.metrics {
+        if let Some((share, load)) = percentile(&metric.key) {
+            loads.entry(load.to_owned()).or_default().push((share, metric));
+        }
+    }
+    loads.retain(|_, metrics| metrics.len() > 1);
+    let body = html! { @for (load, metrics) in &loads { (percentiles(case, load, metrics)) } };
+    let aside = "response times from the intended start, so that waiting for a slow server counts";
+    Section { id: "latency", title: "Latency", aside: aside.into(), body }
+}
+
+/// `response_p999_b`: 0.001 of the requests take longer; the load is `_b`.
+fn percentile(key: &str) -> Option<(f64, &str)> {
+    let rest = key.strip_prefix("response_p")?;
+    let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+    let below: f64 = format!("0.{}", &rest[..digits]).parse().ok()?;
+    (below > 0.0).then_some((1.0 - below, &rest[digits..]))
+}
+
+fn percentiles(case: &Case, load: &str, metrics: &[(f64, &Metric)]) -> Markup {
+    let scale = if metrics.iter().all(|(_, metric)| metric.unit == Unit::Ns) { 1e-9 } else { 1.0 };
+    let middle = |arm: usize, metric: &Metric| {
+        let values: Vec<f64> = values(case.blocks, arm, &metric.key).iter().map(|(_, value)| value * scale).collect();
+        (median(&values), median_interval(&values).map(|interval| (interval.low, interval.high)))
+    };
+    let series: Vec<Series> = (0..case.outcome.design.arms.len())
+        .map(|arm| {
+            let (values, band) = metrics.iter().map(|(_, metric)| middle(arm, metric)).unzip();
+            Series { name: arm_name(case, arm), colour: Colour::Line(arm), values, band }
+        })
+        .collect();
+    let all = || series.iter().flat_map(|series| series.values.iter().flatten()).copied();
+    let (least, most) = (all().fold(f64::INFINITY, f64::min), all().fold(0.0, f64::max));
+    if most <= 0.0 {
+        return html! {};
+    }
+    let shown = |s: f64| match s {
+        s if s >= 1.0 => format!("{s:.3} s"),
+        s if s >= 1e-3 => format!("{:.3} ms", s * 1e3),
+        s => format!("{:.1} µs", s * 1e6),
+    };
+    let one_in = |n: f64| format!("1 in {}", thousands(n.round() as u64));
+    let slowest = metrics.iter().map(|(share, _)| 1.0 / share).fold(1.0, f64::max);
+    let title = format!("Response time{load}");
+    let chart = Chart {
+        title: &title,
+        unit: "the slowest request of so many; median of the runs, with its 95 % interval",
+        place: Place::Points,
+        x: Axis::log(1.0, slowest, one_in),
+        xs: metrics.iter().map(|(share, _)| 1.0 / share).collect(),
+        x_title: "the slowest",
+        x_shown: &one_in,
+        y: Axis::log(least, most, shown),
+        series,
+        shown: &shown,
+        linked: &title,
+        longest_gap: 1.0,
+        note: None,
+    };
+    chart.draw()
+}
+
+fn settings(case: &Case) -> Section {
+    let Case { outcome, head, .. } = case;
+    let settings = &outcome.design.settings;
+    let text = |text: &str| html! { (elide_middle(text, COMMAND)) };
+    let looks: Vec<String> = settings.looks.iter().map(ToString::to_string).collect();
+    let mut rows = vec![
+        ("command", html! { code { (elide_middle(&text::quoted_words(&head.command), COMMAND)) } }),
+        ("allocwall", text(&head.tool_version)),
+        ("started", text(&utc(head.started_unix_ms / 1000))),
+        ("arms", text(&outcome.design.arms.iter().map(|arm| arm.name.clone()).collect::<Vec<_>>().join(", "))),
+        ("planned blocks", text(&settings.planned.to_string())),
+        ("interim looks after blocks", text(&looks.join(", "))),
+        ("smallest change that matters", text(&text::percent(settings.effect))),
+        ("random seed", text(&settings.seed.to_string())),
+    ];
+    for (name, rate) in &head.rates {
+        rows.push(("load", html! { (elide_middle(name, NAME)) " " (format!("{rate:.0} requests a second")) }));
+    }
+    rows.extend(head.machine.iter().map(|fact| ("machine", text(fact))));
+    if let Some(origin) = &head.origin {
+        rows.push(("folder", text(&origin.folder)));
+        rows.push(("program", text(&origin.program)));
+        rows.extend(origin.environment.iter().map(|(name, value)| ("environment", text(&format!("{name}={value}")))));
+    }
+    if let Some(options) = head.options.as_object() {
+        let given = options.iter().filter(|(_, value)| !value.is_null());
+        rows.extend(given.map(|(name, value)| ("option", html! { code { (elide_middle(&format!("{name}: {value}"), COMMAND)) } })));
+    }
+    Section { id: "settings", title: "Settings and host", aside: "as saved before the first run".into(), body: facts(rows) }
+}
