@@ -3,7 +3,8 @@
 
     tests/run.py            the steps of `make test`
     tests/run.py --ci       also format, lints, licences, the bundled jemalloc, the pool under Miri and ThreadSanitizer, the packages in a
-                            bare root, and a short run of the fuzzer, of faults in system calls, and of another kernel
+                            bare root, and a short run of the fuzzer, of faults in system calls, and of another kernel; without the steps
+                            that take too long there (`local`)
     tests/run.py rust real  only these steps; --list prints their names
 
 A test that cannot run on a machine prints `skipped: reason` and passes; a script prints `skipped: test: reason`. This runner counts it
@@ -56,6 +57,8 @@ class Step:
     command: list
     directory: str = "."
     ci: bool = False
+    # Left out of --ci for its time.
+    local: bool = False
     needs: str = None
     # Prefix for the names of the tests of a cargo run.
     prefix: str = ""
@@ -95,6 +98,7 @@ STEPS = [
     Step("dist", [sys.executable, "tests/dist/run.py", "--binary", TESTED, "--install"], needs="build", ci=True),
     Step("rust", ["cargo", "test", "--workspace", "--locked", "--no-fail-fast", "--", "--show-output"]),
     Step("book", [sys.executable, "tests/book/run.py", "--binary", TESTED], needs="build"),
+    Step("formats", [sys.executable, "tests/formats/run.py", "--binary", TESTED], needs="build", local=True),
     Step("hostile", [sys.executable, "tests/hostile/run.py", "--binary", TESTED], needs="build"),
     Step("faults", [sys.executable, "tests/faults/run.py", "--binary", TESTED, "--seconds", "60"], needs="build", ci=True),
     Step("lab", [sys.executable, "tests/lab/run.py", "--binary", TESTED, "--install", "ci"], needs="build", ci=True),
@@ -314,7 +318,8 @@ def main():
         return 0
     if unknown := set(arguments.steps) - set(names):
         parser.error(f"unknown step {', '.join(sorted(unknown))}; the steps are {', '.join(names)}")
-    chosen = [step for step in STEPS if (step.name in arguments.steps if arguments.steps else arguments.ci or not step.ci)]
+    left_out = "local" if arguments.ci else "ci"
+    chosen = [step for step in STEPS if (step.name in arguments.steps if arguments.steps else not getattr(step, left_out))]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     install()
     total, times, broken, slow = Count(), [], set(), ""
