@@ -3,8 +3,8 @@
 
     tests/run.py            the steps of `make test`
     tests/run.py --ci       also format, lints, licences, the bundled jemalloc, the pool under Miri and ThreadSanitizer, the packages in a
-                            bare root, and a short run of the fuzzer, of faults in system calls, and of another kernel; without the
-                            steps that are local
+                            bare root, and a short run of the fuzzer, of faults in system calls, and of another kernel; without the steps
+                            that take too long there (`local`)
     tests/run.py rust real  only these steps; --list prints their names
 
 A test that cannot run on a machine prints `skipped: reason` and passes; a script prints `skipped: test: reason`. This runner counts it
@@ -98,6 +98,7 @@ STEPS = [
     Step("dist", [sys.executable, "tests/dist/run.py", "--binary", TESTED, "--install"], needs="build", ci=True),
     Step("rust", ["cargo", "test", "--workspace", "--locked", "--no-fail-fast", "--", "--show-output"]),
     Step("book", [sys.executable, "tests/book/run.py", "--binary", TESTED], needs="build"),
+    Step("formats", [sys.executable, "tests/formats/run.py", "--binary", TESTED], needs="build", local=True),
     Step("hostile", [sys.executable, "tests/hostile/run.py", "--binary", TESTED], needs="build"),
     Step("faults", [sys.executable, "tests/faults/run.py", "--binary", TESTED, "--seconds", "30"], needs="build", ci=True),
     Step("lab", [sys.executable, "tests/lab/run.py", "--binary", TESTED, "--install", "ci"], needs="build", ci=True),

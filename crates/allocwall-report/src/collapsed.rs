@@ -13,6 +13,7 @@ use allocwall_diagnose::bill::{Classifier, PythonStacks, REPRESENTATIVE};
 use allocwall_model::catalogue::cost::CostClass;
 use allocwall_model::catalogue::symbols::{self, Scope, UserRole};
 use allocwall_model::recording::{CpuSample, Frame, Module, PythonSample, Recording};
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Maximum number of frames that are kept, nearest to the leaf.
@@ -26,7 +27,7 @@ pub fn stacks(rec: &Recording) -> String {
     let classes = if rec.python.is_empty() { vec![] } else { Classifier::new(rec).cpu(&rec.samples) };
     // A busy target has hundreds of samples of the same stack, so each stack is formatted once.
     let mut seen: BTreeMap<Place, u64> = BTreeMap::new();
-    for drawn in drawn(rec, &classes) {
+    for drawn in drawn(rec, &classes, Which::Whole) {
         *seen.entry(drawn.place()).or_default() += drawn.count;
     }
     let mut counts: BTreeMap<String, u64> = BTreeMap::new();
@@ -39,11 +40,30 @@ pub fn stacks(rec: &Recording) -> String {
 /// The fields that determine a sample's names: process, thread, kernel stack, user stack, Python stack.
 pub(super) type Place<'a> = (i32, i32, Option<u32>, Option<u32>, Option<&'a [String]>);
 
-/// A sample that flamegraphs and collapsed stacks use.
+/// One level of a stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Level<'a> {
+    /// Index of a frame.
+    Kernel(u32),
+    User(u32),
+    Python(&'a str),
+    /// In place of frames that are not known.
+    Missing(&'static str),
+}
+
+/// The samples that are used.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Which {
+    /// Those with a whole stack, or all if there is none.
+    Whole,
+    All,
+}
+
+/// A sample that flamegraphs, collapsed stacks and profiles use.
 pub(super) struct Drawn<'a> {
     /// In the recording.
     pub index: usize,
-    sample: &'a CpuSample,
+    pub sample: &'a CpuSample,
     python: Option<&'a PythonSample>,
     /// The number of samples that it represents.
     pub count: u64,
@@ -57,13 +77,13 @@ impl<'a> Drawn<'a> {
 }
 
 /// `classes` are the lines of the bill of all samples; they may be empty if the recording has no Python stack.
-pub(super) fn drawn<'a>(rec: &'a Recording, classes: &[CostClass]) -> Vec<Drawn<'a>> {
-    let any_deep = rec.samples.iter().any(|s| s.deep);
+pub(super) fn drawn<'a>(rec: &'a Recording, classes: &[CostClass], which: Which) -> Vec<Drawn<'a>> {
+    let all = which == Which::All || !rec.samples.iter().any(|s| s.deep);
     let python = PythonStacks::new(rec);
     let mut drawn = vec![];
     let mut groups: BTreeMap<(i32, i32, Option<CostClass>), Group> = BTreeMap::new();
     for (index, sample) in rec.samples.iter().enumerate() {
-        let whole = sample.deep || !any_deep;
+        let whole = sample.deep || all;
         if !python.knows(sample.pid, sample.tid) {
             if whole {
                 drawn.push(Drawn { index, sample, python: None, count: 1 });
@@ -139,23 +159,25 @@ impl<'a> Names<'a> {
     }
 
     /// Names of one sample's frames, root first, made safe for the format.
-    pub(super) fn frames(&self, (pid, tid, kernel, user, python): Place) -> Vec<String> {
+    pub(super) fn frames(&self, place: Place<'a>) -> Vec<String> {
+        let (pid, tid, ..) = place;
         let comm = *self.processes.get(&pid).unwrap_or(&"[unknown]");
         let mut names = vec![safe(&format!("{comm} (pid {pid})"))];
         let thread = self.threads.get(&(pid, tid));
         names.extend(thread.filter(|name| **name != comm).map(|name| safe(name)));
-        names.extend(self.code(kernel, user, python));
+        names.extend(self.levels(place).into_iter().rev().map(|level| match level {
+            Level::Kernel(_) => format!("{}_[k]", self.name(level)),
+            _ => self.name(level).into_owned(),
+        }));
         names
     }
 
-    fn code(&self, kernel: Option<u32>, user: Option<u32>, python: Option<&[String]>) -> Vec<String> {
+    /// The frames of one sample, leaf first.
+    pub(super) fn levels(&self, (_, _, kernel, user, python): Place<'a>) -> Vec<Level<'a>> {
         let stack = |index: Option<u32>| index.and_then(|i| self.rec.stacks.get(i as usize));
         let (user, kernel) = (stack(user), stack(kernel));
-        let name = |frame: &u32| self.frames.get(*frame as usize).map_or("[unknown]", String::as_str);
-        let mut code: Vec<String> = vec![];
-        for frame in kernel.iter().flat_map(|s| &s.frames) {
-            code.push(format!("{}_[k]", name(frame)));
-        }
+        let mut levels: Vec<Level> =
+            kernel.iter().flat_map(|s| &s.frames).map(|frame| Level::Kernel(*frame)).collect();
         let user_frames = user.map_or(&[][..], |s| &s.frames[..]);
         let own = match python {
             None => user_frames,
@@ -168,20 +190,40 @@ impl<'a> Names<'a> {
                 &user_frames[..end.min(user_frames.len())]
             }
         };
-        code.extend(own.iter().map(|frame| name(frame).to_owned()));
-        code.extend(python.unwrap_or_default().iter().map(|frame| python_name(frame)));
+        levels.extend(own.iter().map(|frame| Level::User(*frame)));
+        levels.extend(python.unwrap_or_default().iter().map(|frame| Level::Python(frame)));
         let whole = match python {
             None => user.is_none_or(|s| s.complete),
             Some(frames) => frames.len() < PYTHON_DEEPEST,
-        } && code.len() <= DEEPEST;
-        code.truncate(DEEPEST);
-        if code.is_empty() {
-            code.push("[no stack]".to_string());
+        } && levels.len() <= DEEPEST;
+        levels.truncate(DEEPEST);
+        if levels.is_empty() {
+            levels.push(Level::Missing("[no stack]"));
         } else if !whole {
-            code.push("[truncated]".to_string());
+            levels.push(Level::Missing("[truncated]"));
         }
-        code.reverse();
-        code
+        levels
+    }
+
+    /// The name of a level, made safe.
+    pub(super) fn name(&self, level: Level) -> Cow<'_, str> {
+        match level {
+            Level::Kernel(frame) | Level::User(frame) => {
+                Cow::Borrowed(self.frames.get(frame as usize).map_or("[unknown]", String::as_str))
+            }
+            Level::Python(frame) => Cow::Owned(python_name(frame)),
+            Level::Missing(what) => Cow::Borrowed(what),
+        }
+    }
+
+    /// The name of a process, made safe.
+    pub(super) fn process(&self, pid: i32) -> String {
+        safe(self.processes.get(&pid).unwrap_or(&"[unknown]"))
+    }
+
+    /// The name of a thread, made safe; that of its process if it has none.
+    pub(super) fn thread(&self, pid: i32, tid: i32) -> String {
+        self.threads.get(&(pid, tid)).map_or_else(|| self.process(pid), |name| safe(name))
     }
 }
 

@@ -7,7 +7,7 @@
 //! 3. it is a kernel frame: the class of most samples that pass through it;
 //! 4. application.
 
-use super::collapsed::{Names, Place, drawn};
+use super::collapsed::{Names, Place, Which, drawn};
 use super::escape::markup;
 use super::palette::fill;
 use super::text::why_not_first;
@@ -47,6 +47,11 @@ pub fn svg(rec: &Recording, bill: &Bill) -> Measured<String> {
     let drawing = String::from_utf8_lossy(&out);
     let drawing: String = drawing.chars().filter(|&c| marked_class(c).is_none()).collect();
     Ok(with_head(&drawing, &head(rec, bill, &tree)))
+}
+
+pub(super) fn no_samples() -> Absence {
+    let why = "the recording has no CPU samples";
+    Absence::new(Reason::TooLittle, why).mend("use a longer window (-d), or record while the target is busy")
 }
 
 /// inferno chooses the colour by name, but here it depends on the place. So each name gets a leading mark of its
@@ -108,16 +113,14 @@ impl Tree {
         let names = Names::of(rec);
         // A busy target has hundreds of samples of the same stack, so each stack is formatted once.
         let mut seen: BTreeMap<(Place, CostClass), u64> = BTreeMap::new();
-        for drawn in drawn(rec, classes) {
+        for drawn in drawn(rec, classes, Which::Whole) {
             *seen.entry((drawn.place(), classes[drawn.index])).or_default() += drawn.count;
         }
         for ((place, class), count) in seen {
             tree.add(&names.frames(place), class, count);
         }
         if tree.samples == 0 {
-            let why = "the recording has no CPU samples";
-            return Err(Absence::new(Reason::TooLittle, why)
-                .mend("use a longer window (-d), or record while the target is busy"));
+            return Err(no_samples());
         }
         Ok(tree)
     }

@@ -39,6 +39,11 @@ pub fn printed(value: &Value) -> String {
     safe
 }
 
+/// In one line, for documents whose texts are safe already.
+pub(crate) fn line(document: &impl Serialize) -> String {
+    serde_json::to_string(document).expect("texts and numbers alone") + "\n"
+}
+
 pub fn value(rec: &Recording, bill: &Bill, verdict: &Verdict) -> Value {
     json!({
         "version": VERSION,

@@ -1,11 +1,13 @@
-//! Recording, Bill and Verdict as text, HTML, JSON, flamegraph, collapsed stacks; the result of a trial as text, JSON, CSV; the
-//! resident memory of a process as text and JSON; counted calls of allocators as text, JSON, pprof, collapsed stacks. Pure.
+//! Recording, Bill and Verdict as text, HTML, JSON, flamegraph, collapsed stacks, profiles and tables for other tools; the result of
+//! a trial as text, HTML, JSON, CSV; the resident memory of a process as text and JSON; counted calls of allocators as text, JSON,
+//! pprof, collapsed stacks. Pure.
 
 #![forbid(unsafe_code)]
 
 pub mod allocations;
 pub mod collapsed;
 mod counters;
+mod csv;
 mod devices;
 pub mod escape;
 pub mod flamegraph;
@@ -14,8 +16,11 @@ pub mod json;
 pub mod layout;
 pub mod memory_text;
 mod palette;
+mod pprof;
+pub mod profiles;
 pub mod recordings;
 pub mod series;
+pub mod tables;
 pub mod text;
 pub mod trial_csv;
 pub mod trial_json;

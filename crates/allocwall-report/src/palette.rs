@@ -30,6 +30,26 @@ pub fn fill(class: CostClass) -> (u8, u8, u8) {
     }
 }
 
+/// The nearest of the colours that Firefox Profiler has for categories (`src/utils/colors.ts`). Its default is the grey one.
+pub fn firefox(class: CostClass) -> &'static str {
+    match class {
+        CostClass::Application => "grey",
+        CostClass::AllocatorCode | CostClass::RuntimeAllocator | CostClass::BlockFilling => "lightblue",
+        CostClass::AllocatorLocks => "blue",
+        CostClass::GarbageCollector => "green",
+        CostClass::FaultPath => "orange",
+        CostClass::Zeroing | CostClass::MapCalls => "yellow",
+        CostClass::CopyOnWrite => "lightred",
+        CostClass::FileFault | CostClass::PageRelease => "brown",
+        CostClass::AddressSpaceLock => "red",
+        CostClass::Reclaim | CostClass::ForkExit => "magenta",
+        CostClass::KernelSlab | CostClass::Scheduling => "purple",
+        CostClass::FileSystem | CostClass::Sockets | CostClass::OtherKernel | CostClass::UnnamedKernel => {
+            "darkgrey"
+        }
+    }
+}
+
 /// The same for a terminal: ANSI SGR parameters of the nearest colour of the 6 × 6 × 6 cube that terminals with 256 colours
 /// share (xterm, ctlseqs). None for the application, whose pale grey can't be seen on a white ground.
 pub fn sgr(class: CostClass) -> Option<String> {

@@ -1,7 +1,7 @@
 //! A trial as CSV (RFC 4180): a header, then one row per comparison. The figures are those of the JSON document.
 //! Absent values are empty, and `reason` says why. docs/trial-csv.md describes every column; a test compares the two.
 
-use super::escape;
+use super::csv::{number, text};
 use allocwall_model::units::{Interval, Measured};
 use allocwall_trial::{Comparison, Direction, TrialResult};
 
@@ -73,28 +73,9 @@ fn row(outcome: &TrialResult, c: &Comparison) -> Vec<String> {
     ]
 }
 
-fn number(value: Option<f64>) -> String {
-    match value {
-        Some(value) if value.is_finite() => value.to_string(),
-        _ => String::new(),
-    }
-}
-
-/// A spreadsheet runs a cell that begins like a formula. An apostrophe makes it text (OWASP, CSV Injection).
-fn text(cell: &str) -> String {
-    let cell = escape::terminal(cell);
-    let starts = cell.trim_start().chars().next();
-    let formula = matches!(starts, Some('=' | '+' | '-' | '@' | '＝' | '＋' | '－' | '＠'));
-    let cell = if formula { format!("'{cell}") } else { cell };
-    if cell.contains([',', '"', '\r', '\n']) || formula {
-        format!("\"{}\"", cell.replace('"', "\"\""))
-    } else {
-        cell
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::csv::reading::cells;
     use super::super::trial_sketches as sketches;
     use super::*;
 
@@ -142,22 +123,5 @@ mod tests {
         let table = table(&outcome);
         let effect = cells(table.lines().nth(7).unwrap())[8].clone();
         assert!(effect.starts_with('-') && effect.parse::<f64>().is_ok(), "{effect}");
-    }
-
-    /// One record, read back by the RFC's grammar.
-    fn cells(line: &str) -> Vec<String> {
-        let (mut cells, mut quoted) = (vec![String::new()], false);
-        let mut chars = line.chars().peekable();
-        while let Some(c) = chars.next() {
-            let cell = cells.last_mut().unwrap();
-            match c {
-                '"' if quoted && chars.peek() == Some(&'"') => cell.push(chars.next().unwrap()),
-                '"' => quoted = !quoted,
-                ',' if !quoted => cells.push(String::new()),
-                c => cell.push(c),
-            }
-        }
-        assert!(!quoted, "{line}");
-        cells
     }
 }

@@ -13,8 +13,9 @@ use allocwall_model::placement::{NodeCpus, NodePages, Placed, Placement};
 use allocwall_model::recording::*;
 use allocwall_model::resident::Amount;
 use allocwall_model::units::{Absence, Interval, Reason};
+use allocwall_report::profiles::{firefox, pprof, speedscope};
 use allocwall_report::text::{Extent, Style};
-use allocwall_report::{collapsed, flamegraph, json, text};
+use allocwall_report::{collapsed, flamegraph, json, tables, text};
 use allocwall_sketches::recording::counted;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -194,12 +195,25 @@ fn all_the_way(recording: &Recording) -> bool {
     let json = json::document(recording, &bill, &verdict);
     let svg = flamegraph::svg(recording, &bill);
     let collapsed = collapsed::stacks(recording);
+    let profiles = [firefox::document(recording), speedscope::document(recording)];
+    assert_eq!(profiles.each_ref().map(Result::is_ok), [svg.is_ok(); 2]);
+    assert_eq!(pprof::profile(recording).is_ok(), svg.is_ok());
+    let [firefox, speedscope] = profiles.map(Result::unwrap_or_default);
+    let tables = [tables::series(recording), tables::faults(recording), tables::samples(recording)];
+    let mut csv = String::new();
+    for table in tables.into_iter().flatten().chain([tables::bill(&bill)]) {
+        assert!(tables::parquet::file(&table, "test").is_ok());
+        csv += &tables::csv::file(&table);
+    }
     serde_json::from_str::<Value>(&json).expect("JSON stays JSON");
     for (what, output) in [
         ("text", &text),
         ("brief text", &brief),
         ("json", &json),
         ("collapsed", &collapsed),
+        ("firefox", &firefox),
+        ("speedscope", &speedscope),
+        ("csv", &csv),
         ("svg", svg.as_ref().unwrap_or(&String::new())),
     ] {
         assert!(

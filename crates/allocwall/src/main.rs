@@ -39,7 +39,7 @@ enum Command {
     /// Count the calls of the allocator that a command or a running process makes: rates, sizes, threads, reallocs, call sites; of a
     /// command also latency and lifetimes
     Count(commands::count::Args),
-    /// Print a recording as text, JSON, flamegraph or collapsed stacks, or a saved trial as text, JSON or CSV
+    /// Print a recording as text, JSON, flamegraph, profile for another tool or table, or a saved trial as text, JSON or CSV
     Report(commands::report::Args),
     /// Try remedies on a command, interleaved with the baseline: effect, interval and outcome for each
     Trial(Box<commands::trial::Args>),

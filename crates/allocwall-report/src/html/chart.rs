@@ -37,7 +37,8 @@ impl Axis {
         let low = low.max(f64::MIN_POSITIVE);
         let (first, last) = (low.log10().floor() as i32, high.max(low).log10().ceil() as i32);
         let last = last.max(first + 1);
-        let ticks = (first..=last).map(|power| 10f64.powi(power)).map(|value| (value, shown(value))).collect();
+        let ticks =
+            (first..=last).map(|power| 10f64.powi(power)).map(|value| (value, shown(value))).collect();
         Axis { low: 10f64.powi(first), high: 10f64.powi(last), log: true, ticks }
     }
 
@@ -110,7 +111,10 @@ const HEIGHT: f64 = 100.0;
 impl Chart<'_> {
     pub fn draw(&self) -> Markup {
         let drawing = self.paths();
-        let label = format!("{}, {}. Arrow keys move the cursor; the table below has all values.", self.title, self.unit);
+        let label = format!(
+            "{}, {}. Arrow keys move the cursor; the table below has all values.",
+            self.title, self.unit
+        );
         html! {
             figure.chart data-linked=(self.linked) data-points[matches!(self.place, Place::Points)] data-low=(self.x.low) data-high=(self.x.high) data-log[self.x.log] {
                 figcaption { strong { (self.title) } " " span.aside { (self.unit) } output {} }
@@ -157,8 +161,9 @@ impl Chart<'_> {
     }
 
     fn table(&self) -> Markup {
-        let heads: Vec<&str> =
-            std::iter::once(self.x_title).chain(self.series.iter().map(|series| series.name.as_str())).collect();
+        let heads: Vec<&str> = std::iter::once(self.x_title)
+            .chain(self.series.iter().map(|series| series.name.as_str()))
+            .collect();
         let rows = (0..self.rows()).map(|row| {
             let cells = self.series.iter().map(|series| {
                 let value = series.values.get(row).copied().flatten();
@@ -226,7 +231,9 @@ impl Chart<'_> {
         let steps = matches!(self.place, Place::Steps);
         let rows: Vec<usize> = (0..self.rows()).filter(|row| known(*row).is_some()).collect();
         // Over a long gap, nothing is drawn.
-        let near = |a: &usize, b: &usize| (self.x.at(self.xs[*b]) - self.x.at(self.xs[*a])).abs() <= self.longest_gap;
+        let near = |a: &usize, b: &usize| {
+            (self.x.at(self.xs[*b]) - self.x.at(self.xs[*a])).abs() <= self.longest_gap
+        };
         for part in rows.chunk_by(near) {
             let band: Vec<(usize, (f64, f64))> = part
                 .iter()
@@ -253,7 +260,11 @@ impl Chart<'_> {
                 // A line of no length with round ends is a dot.
                 path.push_str("h0");
             }
-            let _ = write!(drawing, "<path class=\"line{class}\" stroke-dasharray=\"{}\" d=\"{path}\"/>", dashes(nth));
+            let _ = write!(
+                drawing,
+                "<path class=\"line{class}\" stroke-dasharray=\"{}\" d=\"{path}\"/>",
+                dashes(nth)
+            );
         }
         drawing
     }

@@ -104,7 +104,11 @@ pub(super) fn data(id: &str, value: &Value) -> Markup {
 }
 
 /// A table that scrolls in its own box. The first cell of a row is its heading; the others are numbers.
-pub(super) fn table(caption: &str, heads: &[&str], rows: impl IntoIterator<Item = (Markup, Vec<Markup>)>) -> Markup {
+pub(super) fn table(
+    caption: &str,
+    heads: &[&str],
+    rows: impl IntoIterator<Item = (Markup, Vec<Markup>)>,
+) -> Markup {
     html! {
         div.scroll tabindex="0" role="group" aria-label=(caption) {
             table {

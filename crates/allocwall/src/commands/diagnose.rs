@@ -5,7 +5,8 @@ mod series;
 
 use crate::commands::shared::arms;
 use crate::commands::shared::counting;
-use crate::commands::shared::diagnosis::{Diagnosis, Format, extent, readers};
+use crate::commands::shared::diagnosis::{Diagnosis, extent, readers};
+use crate::commands::shared::formats::{Format, Source, Table};
 use crate::commands::shared::options::{Header, Time, parse_time};
 use crate::commands::shared::pages;
 use crate::commands::shared::processes::{self, parse_pid};
@@ -70,8 +71,16 @@ pub struct Args {
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
+    /// Print this format instead of text
+    #[arg(short, long, value_enum, conflicts_with_all = ["repeat", "verify"])]
+    format: Option<Format>,
+
+    /// The table of `--format csv` and `--format parquet` [default: bill]
+    #[arg(long, value_enum, requires = "format")]
+    table: Option<Table>,
+
     /// Print the versioned JSON document (docs/json.md) instead of text
-    #[arg(long)]
+    #[arg(long, conflicts_with = "format")]
     json: bool,
 
     /// Print everything that was measured: all rungs of the ladder, all remedies, call sites, runtimes, counters, limits
@@ -213,7 +222,8 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     }
     let mut load = loaded::load(&args);
     let plan = args.repeat.map(|windows| series::Plan::of(&args, windows)).transpose().map_err(usage)?;
-    let format = if args.json { Format::Json } else { Format::Text };
+    let format = Format::chosen(args.format, args.json, None);
+    format.check(Source::Recording, args.table, printer.stdout_is_terminal())?;
     let counting = if args.count { counting::start(&args.command, printer) } else { Err(not_counted()) };
     if let (true, Err(absence)) = (args.count, &counting) {
         printer.note(&format!("the calls of the allocator are not counted: {}", absence.with_advice()));
@@ -250,12 +260,13 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
             }
         }
     };
-    let printed =
-        diagnosis.render(format, extent(args.all), printer.style()).and_then(|report| printer.data(&report));
+    let printed = diagnosis
+        .render(format, args.table, extent(args.all), printer.style())
+        .and_then(|report| printer.bytes(&report));
     end(launched.as_mut(), &args, "window", printer);
     printed?;
     if let Some(page) = &page {
-        let report = diagnosis.render(Format::Html, Extent::All, Style::FILE)?;
+        let report = diagnosis.render(Format::Html, None, Extent::All, Style::FILE)?;
         pages::write(page, &report, diagnosis.file.as_deref(), printer)?;
     }
     // After an interrupt: report what was measured, start nothing new.

@@ -1,10 +1,10 @@
 //! `allocwall report`: judges a recording again from its file, or reports a saved trial. Starts no program.
 
-use crate::commands::shared::diagnosis::{Diagnosis, Format, extent};
+use crate::commands::shared::diagnosis::{Diagnosis, extent};
+use crate::commands::shared::formats::{Format, Source, Table};
 use crate::commands::shared::pages;
 use crate::commands::shared::state::kept_recordings;
 use crate::commands::shared::trial_options::how;
-use crate::commands::shared::usage::usage;
 use crate::output;
 use crate::printer::Printer;
 use allocwall_measure::file;
@@ -21,11 +21,14 @@ pub struct Args {
     /// A recording that `diagnose` wrote, or a saved trial [default: the newest recording in the state directory]
     file: Option<PathBuf>,
     /// List the recordings in the state directory, newest first: time, target, verdict, and the command that reports it
-    #[arg(long, conflicts_with_all = ["file", "format", "json", "output", "all"])]
+    #[arg(long, conflicts_with_all = ["file", "format", "table", "json", "output", "all"])]
     list: bool,
-    /// [default: text; with `-o OUT.html`: html]
+    /// [default: what the name of OUT ends with (docs/formats.md), else text]
     #[arg(short, long, value_enum)]
     format: Option<Format>,
+    /// The table of `--format csv` and `--format parquet` [default: bill]
+    #[arg(long, value_enum)]
+    table: Option<Table>,
     /// Same as `--format json`
     #[arg(long, conflicts_with = "format")]
     json: bool,
@@ -46,20 +49,19 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         None => newest(printer)?,
     };
     let style = if args.output.is_some() { Style::FILE } else { printer.style() };
-    let format = match (args.format, &args.output) {
-        _ if args.json => Format::Json,
-        (Some(format), _) => format,
-        (None, Some(output)) if pages::is_page(output) => Format::Html,
-        (None, _) => Format::Text,
-    };
-    let report = if journal::is_one(&file) {
-        trial(&file, format, style, printer)?
-    } else {
-        Diagnosis::of(file::read(&file)?, Some(file.clone())).render(format, extent(args.all), style)?
+    let format = Format::chosen(args.format, args.json, args.output.as_deref());
+    let source = if journal::is_one(&file) { Source::Trial } else { Source::Recording };
+    format.check(source, args.table, args.output.is_none() && printer.stdout_is_terminal())?;
+    let report = match source {
+        Source::Trial => trial(&file, format, style, printer)?.into_bytes(),
+        Source::Recording => {
+            let diagnosis = Diagnosis::of(file::read(&file)?, Some(file.clone()));
+            diagnosis.render(format, args.table, extent(args.all), style)?
+        }
     };
     match &args.output {
-        Some(path) => output::write(path, report.as_bytes(), Some(&file))?,
-        None => printer.data(&report)?,
+        Some(path) => output::write(path, &report, Some(&file))?,
+        None => printer.bytes(&report)?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -94,20 +96,16 @@ fn trial(file: &Path, format: Format, style: Style, printer: &Printer) -> anyhow
     let Journal { head, blocks, .. } = &journal;
     let outcome = compare(&head.design, blocks);
     Ok(match format {
-        Format::Text => {
+        Format::Json => trial_json::document(&outcome, &head.command),
+        Format::Csv => trial_csv::table(&outcome),
+        Format::Html => pages::of_trial(&outcome, &journal),
+        // Text: the other formats were refused.
+        _ => {
             let how = how(&head.options);
             if let Err(error) = &how {
                 printer.warn(&format!("{}: no command for another trial: {error}", file.display()));
             }
             trial_text::trial(&outcome, &head.command, how.ok().as_deref(), style)
-        }
-        Format::Json => trial_json::document(&outcome, &head.command),
-        Format::Csv => trial_csv::table(&outcome),
-        Format::Html => pages::of_trial(&outcome, &journal),
-        Format::Flamegraph | Format::Collapsed => {
-            return Err(usage(
-                "a trial has no stacks: use --format text, html, json or csv; to record stacks: allocwall diagnose -- CMD",
-            ));
         }
     })
 }

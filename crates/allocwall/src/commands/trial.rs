@@ -160,7 +160,12 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     })?;
     printer.note(&format!("trial: {}", path.display()));
     if let Some(page) = &page {
-        pages::write(page, &pages::of_trial(&outcome, &journal::read(&path)?), Some(&path), printer)?;
+        pages::write(
+            page,
+            pages::of_trial(&outcome, &journal::read(&path)?).as_bytes(),
+            Some(&path),
+            printer,
+        )?;
     }
     let met = gates.iter().map(|gate| gate.stops(&outcome)).collect::<Result<Vec<_>, Error>>()?;
     let met: Vec<String> = met.into_iter().flatten().collect();

@@ -271,7 +271,11 @@ fn resident(case: &Case) -> Measured<Markup> {
     }
     let unread = [
         ("Anonymous memory", ProbeName::Sizes, series[1].values.iter().all(Option::is_none)),
-        ("Huge pages and lazily freed memory", ProbeName::Smaps, series[2].values.iter().all(Option::is_none)),
+        (
+            "Huge pages and lazily freed memory",
+            ProbeName::Smaps,
+            series[2].values.iter().all(Option::is_none),
+        ),
     ];
     series.retain(|series| series.values.iter().any(Option::is_some));
     let note = html! {
@@ -283,7 +287,14 @@ fn resident(case: &Case) -> Measured<Markup> {
     let xs = shown.iter().map(|nth| seconds(times[*nth])).collect();
     let most = largest(&series);
     let mib = |value: f64| bytes((value * MIB) as u64);
-    Ok(chart(case, ("Resident memory", "all processes of the target"), (Place::Points, xs), (most, series), &mib, Some(note)))
+    Ok(chart(
+        case,
+        ("Resident memory", "all processes of the target"),
+        (Place::Points, xs),
+        (most, series),
+        &mib,
+        Some(note),
+    ))
 }
 
 /// Bytes in use at the end of the window, of all processes.
@@ -293,10 +304,13 @@ fn live(rec: &Recording) -> Measured<f64> {
         return Err(Absence::new(Reason::TooLittle, "not every process of the target was read"));
     }
     let splits = memory.bills.iter().flat_map(|bill| &bill.rows).filter(|row| row.owner.is_allocated());
-    splits.filter(|row| row.amount.held_bytes() > 0).map(|row| match &row.split {
-        Ok(split) => Ok(split.live_bytes.point),
-        Err(absence) => Err(absence.clone()),
-    }).sum()
+    splits
+        .filter(|row| row.amount.held_bytes() > 0)
+        .map(|row| match &row.split {
+            Ok(split) => Ok(split.live_bytes.point),
+            Err(absence) => Err(absence.clone()),
+        })
+        .sum()
 }
 
 fn throttling(case: &Case) -> Measured<Markup> {
@@ -369,7 +383,9 @@ fn no_pauses(rec: &Recording) -> Absence {
         return Absence::new(Reason::NotApplicable, "no runtime with a collector was found");
     };
     match stopped(account) {
-        Ok(Figure { value, .. }) if value.high <= 0.0 => Absence::new(Reason::NotApplicable, "the collector did not run"),
+        Ok(Figure { value, .. }) if value.high <= 0.0 => {
+            Absence::new(Reason::NotApplicable, "the collector did not run")
+        }
         Ok(_) => Absence::new(Reason::NotSupported, "the runtime tells only their sum (see Runtimes)"),
         Err(absence) => absence,
     }

@@ -1,30 +1,16 @@
 //! A recording with its verdict, in the formats that it is printed in, and the child processes that read for it.
 
-use super::usage::usage;
+use super::formats::{Format, Table};
 use allocwall_diagnose::Verdict;
 use allocwall_diagnose::bill::{self, Bill};
 use allocwall_measure::reading::Readers;
 use allocwall_model::recording::Recording;
 use allocwall_model::units::Absence;
+use allocwall_report::profiles::{firefox, pprof, speedscope};
 use allocwall_report::text::{Extent, Style};
-use allocwall_report::{collapsed, flamegraph, html, json, text};
+use allocwall_report::{collapsed, flamegraph, html, json, tables, text};
+use anyhow::Context;
 use std::path::{Path, PathBuf};
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Format {
-    /// The text that `diagnose` or `trial` prints
-    Text,
-    /// One page with charts, for a browser: no network, no other file (docs/html.md)
-    Html,
-    /// The versioned JSON document (docs/json.md)
-    Json,
-    /// SVG with kernel frames, coloured by the lines of the bill
-    Flamegraph,
-    /// Collapsed stacks: `root;…;leaf count`
-    Collapsed,
-    /// Trials only: one row for each comparison
-    Csv,
-}
 
 /// That of the option `--all`.
 pub fn extent(all: bool) -> Extent {
@@ -47,23 +33,47 @@ impl Diagnosis {
         Diagnosis { recording, bill, verdict, file }
     }
 
-    /// `extent` is that of the text. The other formats are always complete.
-    pub fn render(&self, format: Format, extent: Extent, style: Style) -> anyhow::Result<String> {
+    /// `extent` is that of the text, `table` that of the formats of tables. The other formats are always complete.
+    ///
+    /// # Errors
+    /// The recording does not have what the format shows.
+    pub fn render(
+        &self,
+        format: Format,
+        table: Option<Table>,
+        extent: Extent,
+        style: Style,
+    ) -> anyhow::Result<Vec<u8>> {
         let Diagnosis { recording, bill, verdict, file } = self;
         // A path that is not UTF-8 cannot be copied from a terminal, so it is left out.
         let file = file.as_deref().and_then(Path::to_str);
-        Ok(match format {
+        let text = match format {
             Format::Text => text::diagnosis(recording, bill, verdict, file, extent, style),
             Format::Html => html::diagnosis(recording, bill, verdict, file),
             Format::Json => json::document(recording, bill, verdict),
             Format::Collapsed => collapsed::stacks(recording),
             Format::Flamegraph => flamegraph::svg(recording, bill).map_err(absent)?,
-            Format::Csv => {
-                return Err(usage(
-                    "a recording cannot be printed as CSV, which is for trials: use --format text or json",
-                ));
+            Format::Firefox => firefox::document(recording).map_err(absent)?,
+            Format::Speedscope => speedscope::document(recording).map_err(absent)?,
+            Format::Csv => tables::csv::file(&self.table(table)?),
+            Format::Pprof => return pprof::profile(recording).map_err(absent),
+            Format::Parquet => {
+                let created_by = format!("allocwall {}", env!("CARGO_PKG_VERSION"));
+                return tables::parquet::file(&self.table(table)?, &created_by)
+                    .context("cannot compress the table");
             }
-        })
+        };
+        Ok(text.into_bytes())
+    }
+
+    fn table(&self, table: Option<Table>) -> anyhow::Result<tables::Table> {
+        match table.unwrap_or(Table::Bill) {
+            Table::Bill => Ok(tables::bill(&self.bill)),
+            Table::Series => tables::series(&self.recording),
+            Table::Faults => tables::faults(&self.recording),
+            Table::Samples => tables::samples(&self.recording),
+        }
+        .map_err(absent)
     }
 }
 

@@ -4,6 +4,7 @@ pub mod arms;
 pub mod counting;
 pub mod diagnosis;
 pub mod experiments;
+pub mod formats;
 pub mod ground;
 pub mod options;
 pub mod pages;

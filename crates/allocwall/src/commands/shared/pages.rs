@@ -1,5 +1,6 @@
-//! Reports as pages: output files that end in `.html`.
+//! Reports as pages, beside what is printed.
 
+use super::formats::Format;
 use super::trial_options::how;
 use crate::output;
 use crate::printer::Printer;
@@ -8,24 +9,19 @@ use allocwall_trial::TrialResult;
 use allocwall_trial::journal::Journal;
 use std::path::{Path, PathBuf};
 
-/// Whether the name of an output file asks for a page.
-pub fn is_page(output: &Path) -> bool {
-    output.extension().is_some_and(|extension| extension == "html" || extension == "htm")
-}
-
 /// Takes the output file from the options if it is a page, so that what was measured is kept in the state directory.
 ///
 /// # Errors
 /// The page can't be written there.
 pub fn take(output: &mut Option<PathBuf>) -> anyhow::Result<Option<PathBuf>> {
-    let page = output.take_if(|output| is_page(output));
+    let page = output.take_if(|output| Format::chosen(None, false, Some(output)) == Format::Html);
     page.as_deref().map(output::check).transpose()?;
     Ok(page)
 }
 
 /// `source` is the file that the page was made from.
-pub fn write(page: &Path, report: &str, source: Option<&Path>, printer: &Printer) -> anyhow::Result<()> {
-    output::write(page, report.as_bytes(), source)?;
+pub fn write(page: &Path, report: &[u8], source: Option<&Path>, printer: &Printer) -> anyhow::Result<()> {
+    output::write(page, report, source)?;
     printer.note(&format!("report: {}", page.display()));
     Ok(())
 }
