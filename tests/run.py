@@ -10,8 +10,9 @@
 A test that cannot run on a machine prints `skipped: reason` and passes; a script prints `skipped: test: reason`. This runner counts it
 as skipped. The run fails if a test failed, or if a skip is not listed in tests/skips.txt.
 
-A test of cargo's that fails is run once more, when the other tests of its step have ended: much here measures, and other work on the
-machine can disturb that. If it passes then, it counts as passed, and the end of the output names it.
+Much here measures, and other work on the machine can disturb that. So a test of cargo's that fails is run once more, when the other
+tests of its step have ended; and so is a script of the steps that measure (`measures`). What passes then counts as passed, and the end of
+the output names it.
 """
 
 import argparse
@@ -59,6 +60,8 @@ class Step:
     ci: bool = False
     # Left out of --ci for its time.
     local: bool = False
+    # A script whose tests measure.
+    measures: bool = False
     needs: str = None
     # Prefix for the names of the tests of a cargo run.
     prefix: str = ""
@@ -99,12 +102,12 @@ STEPS = [
     Step("rust", ["cargo", "test", "--workspace", "--locked", "--no-fail-fast", "--", "--show-output"]),
     Step("book", [sys.executable, "tests/book/run.py", "--binary", TESTED], needs="build"),
     Step("formats", [sys.executable, "tests/formats/run.py", "--binary", TESTED], needs="build", local=True),
-    Step("hostile", [sys.executable, "tests/hostile/run.py", "--binary", TESTED], needs="build"),
+    Step("hostile", [sys.executable, "tests/hostile/run.py", "--binary", TESTED], needs="build", measures=True),
     Step("faults", [sys.executable, "tests/faults/run.py", "--binary", TESTED, "--seconds", "30"], needs="build", ci=True),
-    Step("lab", [sys.executable, "tests/lab/run.py", "--binary", TESTED, "--install", "ci"], needs="build", ci=True),
+    Step("lab", [sys.executable, "tests/lab/run.py", "--binary", TESTED, "--install", "ci"], needs="build", ci=True, measures=True),
     Step("html", [sys.executable, "tests/html/run.py", "--binary", TESTED], needs="build", local=True),
-    Step("perf", [sys.executable, f"{REAL}/beside_perf.py", "--binary", TESTED, "--install"], needs="build"),
-    Step("real", [sys.executable, f"{REAL}/run.py", "--binary", TESTED, "--install"], needs="build"),
+    Step("perf", [sys.executable, f"{REAL}/beside_perf.py", "--binary", TESTED, "--install"], needs="build", measures=True),
+    Step("real", [sys.executable, f"{REAL}/run.py", "--binary", TESTED, "--install"], needs="build", measures=True),
     # jemalloc takes minutes to build, and no other step needs it. This step is last, so that it uses the builds of the others.
     Step(
         "bundled",
@@ -244,8 +247,19 @@ def slowest(seconds):
 
 
 def run_again(step, count):
-    """Runs the failed tests of a step once more, each alone; counts those that pass as passed."""
-    if len(count.failed) > MOST_AGAIN or "--" not in step.command:
+    """Runs the failed tests of a step once more, those of cargo each alone; counts those that pass as passed."""
+    if not count.failed or len(count.failed) > MOST_AGAIN:
+        return
+    if step.measures:
+        print(f"== {step.name}, again", flush=True)
+        second = run(step)
+        if second.passed and second.summed:
+            passed = [name for name in count.failed if name not in second.failed]
+            count.failed = [name for name in count.failed if name in second.failed]
+            count.again += passed
+            count.passed += len(passed)
+        return
+    if "--" not in step.command:
         return
     options = step.command[: step.command.index("--")]
     for name in [name for name in count.failed if name in count.where]:

@@ -7,7 +7,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from run import SLOWEST, Count, Step, listed, run_again, slowest, unlisted
+from run import SLOWEST, Count, Step, listed, run, run_again, slowest, unlisted
 
 CARGO = """\
      Running unittests src/lib.rs (target/debug/deps/allocwall_model-0123456789abcdef)
@@ -106,6 +106,25 @@ class Again(unittest.TestCase):
         counted, options = self.again(1, CARGO)
         self.assertEqual((counted.failed, counted.again, counted.passed), (["allocwall_model::a::fails"], [], 2))
         self.assertEqual(len(options), 1)
+
+    def script(self, *outputs):
+        """The count after a script that prints one of these in each run."""
+        with tempfile.TemporaryDirectory() as folder:
+            texts = Path(folder, "texts")
+            texts.write_text("\0".join(outputs))
+            code = "import sys; p = sys.argv[1]; first, _, rest = open(p).read().partition('\\0'); open(p, 'w').write(rest); print(first)"
+            step = Step("perf", [sys.executable, "-c", code, str(texts)], measures=True)
+            with contextlib.redirect_stdout(io.StringIO()):
+                count = run(step)
+                run_again(step, count)
+        return count.passed, count.failed, count.again
+
+    def test_a_script_that_measures_is_run_once_more(self):
+        failed = "failed: a: x\nfailed: b: y\n3 passed, 2 failed, 0 skipped"
+        self.assertEqual(self.script(failed, "failed: b: y\nfailed: c: z\n3 passed, 2 failed, 0 skipped"), (4, ["b"], ["a"]))
+        # The near twins: it passes at once; it ends without counts in the second run.
+        self.assertEqual(self.script("5 passed, 0 failed, 0 skipped"), (5, [], []))
+        self.assertEqual(self.script(failed, "Traceback"), (3, ["a", "b"], []))
 
     def test_programs_are_selected_by_their_kind(self):
         for source, expected in [
