@@ -459,7 +459,11 @@ pub(crate) fn steps(outcome: &TrialResult, command: &[String], options: Option<&
     let mut steps = vec![];
     if let Some(arm) = winner(outcome) {
         let name = quoted(&outcome.design.arms[arm].name);
-        steps.push(format!("allocwall run --with {name} -- {tail}"));
+        let run = ShellLine::from(format!("allocwall run --with {name} -- {tail}"));
+        steps.push(match passed_over(outcome, arm) {
+            Some(why) => run.remark(why),
+            None => run,
+        });
     }
     let open = outcome.comparisons.iter().filter(|c| is_primary(outcome, c));
     let needed = open.filter_map(|c| Some((c.arm, c.blocks_needed.filter(|n| *n <= MOST_BLOCKS)?)));
@@ -480,27 +484,43 @@ pub(crate) fn steps(outcome: &TrialResult, command: &[String], options: Option<&
         let mut words = with;
         words.push(format!("--blocks {blocks}"));
         words.extend(options.iter().map(|word| quoted(word)));
-        steps.push(format!("allocwall trial {} -- {tail}", words.join(" ")));
+        steps.push(ShellLine::from(format!("allocwall trial {} -- {tail}", words.join(" "))));
     }
-    steps.into_iter().map(ShellLine::from).collect()
+    steps
 }
 
-/// The remedy that is better on a primary metric, worse on none, and has no warning. Among several, the one with the
-/// largest improvement of a primary metric.
-fn winner(outcome: &TrialResult) -> Option<usize> {
-    let primary = |arm: usize| {
-        let of_arm = outcome.comparisons.iter().filter(move |c| c.arm == arm);
-        of_arm.filter(|c| is_primary(outcome, c))
-    };
-    let gain = |arm: usize| {
-        let better = primary(arm).filter(|c| c.outcome == Outcome::Better);
-        let changes = better.filter_map(|c| Some(c.effect.as_ref().ok()?.point.ln_1p().abs()));
-        changes.fold(0.0, f64::max)
-    };
+fn primary(outcome: &TrialResult, arm: usize) -> impl Iterator<Item = &Comparison> {
+    outcome.comparisons.iter().filter(move |c| c.arm == arm && is_primary(outcome, c))
+}
+
+/// The largest improvement of a primary metric; 0 if there is none.
+fn gain(outcome: &TrialResult, arm: usize) -> f64 {
+    let better = primary(outcome, arm).filter(|c| c.outcome == Outcome::Better);
+    better.filter_map(|c| Some(c.effect.as_ref().ok()?.point.ln_1p().abs())).fold(0.0, f64::max)
+}
+
+fn gains_most(outcome: &TrialResult, is_meant: impl Fn(usize) -> bool) -> Option<usize> {
     (BASELINES..outcome.design.arms.len())
-        .filter(|&arm| primary(arm).any(|c| c.outcome == Outcome::Better))
-        .filter(|&arm| primary(arm).all(|c| c.outcome != Outcome::Worse && c.warning.is_none()))
-        .max_by(|&a, &b| gain(a).total_cmp(&gain(b)))
+        .filter(|&arm| gain(outcome, arm) > 0.0 && is_meant(arm))
+        .max_by(|&a, &b| gain(outcome, a).total_cmp(&gain(outcome, b)))
+}
+
+/// What speaks against an arm: a primary metric that is worse, or has a warning.
+fn drawback(outcome: &TrialResult, arm: usize) -> Option<&Comparison> {
+    primary(outcome, arm).find(|c| c.outcome == Outcome::Worse || c.warning.is_some())
+}
+
+/// The remedy that is better on a primary metric and has no drawback. Among several, the one that gains most.
+fn winner(outcome: &TrialResult) -> Option<usize> {
+    gains_most(outcome, |arm| drawback(outcome, arm).is_none())
+}
+
+/// Why not the arm that gains most, if that is another one.
+fn passed_over(outcome: &TrialResult, winner: usize) -> Option<String> {
+    let arm = gains_most(outcome, |arm| gain(outcome, arm) > gain(outcome, winner))?;
+    let drawback = drawback(outcome, arm)?;
+    let why = if drawback.outcome == Outcome::Worse { "is worse" } else { "has a warning" };
+    Some(format!("{} gains more, but its {} {why}", outcome.design.arms[arm].name, title(outcome, drawback)))
 }
 
 pub(crate) fn quoted_words(command: &[String]) -> String {
@@ -734,6 +754,29 @@ mod tests {
         for outcome in [sketches::mixed(), sketches::interrupted(), sketches::baseline_alone()] {
             assert!(!printed(&outcome, 100).contains("allocwall run"));
         }
+    }
+
+    #[test]
+    fn the_next_command_says_why_it_is_not_the_remedy_that_gains_most() {
+        let mut outcome = sketches::one_better();
+        let of = |arm| move |c: &&mut Comparison| c.arm == arm && c.metric == "wall";
+        let gains = |c: &mut Comparison| {
+            c.outcome = Outcome::Better;
+            c.effect = Ok(Interval::new(-0.6, -0.5, -0.4));
+        };
+        outcome.comparisons.iter_mut().filter(of(3)).for_each(gains);
+        assert!(printed(&outcome, 100).contains("allocwall run --with glibc:arena_max=2"));
+        outcome.comparisons.iter_mut().filter(of(3)).for_each(|c| c.warning = Some("w".into()));
+        let page = printed(&outcome, 200);
+        assert!(page.contains("allocwall run --with jemalloc+thp"), "{page}");
+        assert!(page.contains("# glibc:arena_max=2 gains more, but its wall time has a warning"), "{page}");
+        // The near twin gains less.
+        outcome
+            .comparisons
+            .iter_mut()
+            .filter(of(3))
+            .for_each(|c| c.effect = Ok(Interval::new(-0.03, -0.02, -0.01)));
+        assert!(!printed(&outcome, 200).contains("gains more"));
     }
 
     #[test]
