@@ -905,6 +905,7 @@ impl Trial<'_> {
             // This run is not counted.
             closely: true,
             counting: Err(not_counted()),
+            memory: true,
             output: None,
             prices: calibrate::cached(),
             readers: readers(),
