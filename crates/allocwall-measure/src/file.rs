@@ -62,6 +62,8 @@ pub enum Part {
     Replayed(Box<Measured<Replay>>),
     /// Comes after the tail, if at all. In place of the prices of the head: with those that were measured after the window.
     Priced(Box<Measured<PriceList>>),
+    /// Comes before the tail.
+    SmapsCost(SmapsCost),
 }
 
 /// The data that is known when the window opens.
@@ -150,6 +152,16 @@ pub struct Writer {
     failure: Option<Error>,
 }
 
+/// What was written.
+pub struct Written {
+    /// As a reader of the file would see it.
+    pub recording: Result<Recording>,
+    /// The error of the file.
+    pub failure: Option<Error>,
+    /// All that the file has, or would have.
+    pub bytes: Vec<u8>,
+}
+
 impl Writer {
     /// `path`: the file to write, readable only by its owner; None keeps the recording in memory only. An
     /// existing file is replaced only if it is a recording or empty.
@@ -211,8 +223,13 @@ impl Writer {
 
     /// The recording as a reader of the file would see it, and the error of the file, if there was one.
     pub fn finish(self) -> (Result<Recording>, Option<Error>) {
+        let Written { recording, failure, .. } = self.finish_with_bytes();
+        (recording, failure)
+    }
+
+    pub fn finish_with_bytes(self) -> Written {
         let path = self.path.unwrap_or_else(|| PathBuf::from("(memory)"));
-        (decode(&path, &self.bytes), self.failure)
+        Written { recording: decode(&path, &self.bytes), failure: self.failure, bytes: self.bytes }
     }
 }
 
@@ -353,6 +370,7 @@ fn decode_parts(bytes: &[u8]) -> std::result::Result<Recording, String> {
     let mut head = None;
     let mut batches: Vec<Batch> = Vec::new();
     let (mut devices, mut counted, mut replayed, mut priced) = (None, None, None, None);
+    let mut smaps_cost = None;
     let mut tail = None;
     let mut parts = 0;
     while !rest.is_empty() {
@@ -385,6 +403,9 @@ fn decode_parts(bytes: &[u8]) -> std::result::Result<Recording, String> {
             Part::Counted(part) if head.is_some() && tail.is_none() && counted.is_none() => {
                 counted = Some(*part);
             }
+            Part::SmapsCost(part) if head.is_some() && tail.is_none() && smaps_cost.is_none() => {
+                smaps_cost = Some(part);
+            }
             Part::Tail(part) if head.is_some() && tail.is_none() => tail = Some(*part),
             Part::Replayed(part) if tail.is_some() && replayed.is_none() => replayed = Some(*part),
             Part::Priced(part) if tail.is_some() && priced.is_none() => priced = Some(*part),
@@ -394,6 +415,9 @@ fn decode_parts(bytes: &[u8]) -> std::result::Result<Recording, String> {
     let head = head.ok_or("it has a header but no data")?;
     let mut recording = assemble(head, batches, devices, counted, tail)?;
     recording.replayed = replayed.unwrap_or_else(|| Err(not_replayed()));
+    if let Some(cost) = smaps_cost {
+        recording.smaps_cost = Ok(cost);
+    }
     if let Some(prices) = priced {
         recording.prices = prices;
     }
@@ -444,13 +468,15 @@ fn assemble(
 ) -> std::result::Result<Recording, String> {
     let cut_off =
         || Absence::new(Reason::Vanished, "the recording is cut off: the allocwall that wrote it was killed");
-    let without_devices = || match tail {
-        Some(_) => {
-            let detail = "the allocwall that made this recording did not read disks and networks";
+    let whole = tail.is_some();
+    let unread = |what: &str| match whole {
+        true => {
+            let detail = format!("the allocwall that made this recording did not {what}");
             Absence::new(Reason::NotFound, detail).mend("make a new recording")
         }
-        None => cut_off(),
+        false => cut_off(),
     };
+    let without_devices = || unread("read disks and networks");
     let mut recording = Recording {
         meta: head.meta,
         host: head.host,
@@ -459,6 +485,7 @@ fn assemble(
         probes: Vec::new(),
         prices: head.prices,
         ticks: Vec::new(),
+        smaps_cost: Err(unread("measure what reading smaps_rollup takes")),
         threads: Vec::new(),
         modules: head.modules,
         frames: Vec::new(),
@@ -477,7 +504,7 @@ fn assemble(
         hardware: Err(cut_off()),
         devices: devices
             .unwrap_or_else(|| Devices { disks: Err(without_devices()), network: Err(without_devices()) }),
-        counted: counted.unwrap_or_else(|| Err(if tail.is_some() { not_counted() } else { cut_off() })),
+        counted: counted.unwrap_or_else(|| Err(if whole { not_counted() } else { cut_off() })),
         replayed: Err(not_replayed()),
         counting_samples: 0,
     };

@@ -56,6 +56,8 @@ pub struct Request<'a> {
     /// Reads the counted calls of a command that is started in its environment, until the window closes; or why calls are not
     /// counted.
     pub counting: Measured<Counting>,
+    /// Reads the resident memory by owner after the window. It walks the page tables, which takes milliseconds per gigabyte.
+    pub memory: bool,
     /// The file of the recording; None keeps it in memory.
     pub output: Option<PathBuf>,
     pub prices: Measured<PriceList>,
@@ -68,6 +70,8 @@ pub struct Request<'a> {
 
 pub struct Recorded {
     pub recording: Recording,
+    /// The recording as its file has it.
+    pub bytes: Vec<u8>,
     pub path: Option<PathBuf>,
     /// Why the file could not be written completely; the recording in memory is complete.
     pub file_failure: Option<Error>,

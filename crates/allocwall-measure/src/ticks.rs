@@ -1,8 +1,13 @@
 //! The slow counters: each reading takes /proc and the cgroup files of the whole target once.
 
+mod pace;
+
 use allocwall_host::proc::{ProcFs, ProcessStat};
-use allocwall_model::recording::{CgroupTick, Probe, ProbeName, ProbeState, Smaps, ThreadTimes, Tick};
+use allocwall_model::recording::{
+    CgroupTick, Probe, ProbeName, ProbeState, Smaps, SmapsCost, ThreadTimes, Tick,
+};
 use allocwall_model::units::{Absence, Measured, Reason};
+use pace::Pace;
 use std::collections::HashMap;
 use std::collections::btree_map::{BTreeMap, Entry};
 
@@ -32,6 +37,7 @@ pub struct TickReader {
     unread: Option<Absence>,
     sizes: Missed,
     smaps: Missed,
+    pace: Pace,
     host: Option<Absence>,
 }
 
@@ -101,6 +107,8 @@ impl LastReading {
 pub const THREADS_ASKED: usize = 64;
 
 impl TickReader {
+    /// `deep`: with smaps_rollup in any case. Later readings have it as often as it is cheap.
+    ///
     /// # Errors
     /// The counters of a process could not be read. The sums would be too low, and a later reading would take
     /// its earlier use for new use. A process that has ended is not an error.
@@ -151,7 +159,8 @@ impl TickReader {
                 tick.involuntary_switches = Some(self.switches.1);
             }
         }
-        if deep && tick.resident <= SMAPS_LIMIT {
+        let due = deep || self.pace.allows(t_ns, tick.resident);
+        if due && tick.resident <= SMAPS_LIMIT {
             self.read_page_tables(proc, &memory, &mut tick);
         }
         match proc.host_tick() {
@@ -203,8 +212,13 @@ impl TickReader {
 
     fn read_page_tables(&mut self, proc: &ProcFs, pids: &[i32], tick: &mut Tick) {
         let mut sum = Smaps::default();
-        let read = of_all(pids, |pid| proc.smaps_rollup(pid), |smaps| add_smaps(&mut sum, &smaps));
+        let read_all = || of_all(pids, |pid| proc.smaps_rollup(pid), |smaps| add_smaps(&mut sum, &smaps));
+        let read = self.pace.timed(tick.t_ns, tick.resident, read_all);
         tick.smaps = self.smaps.note(read).then_some(sum);
+    }
+
+    pub fn smaps_cost(&self) -> SmapsCost {
+        self.pace.cost()
     }
 
     /// The probes with missing values.
@@ -693,6 +707,51 @@ mod tests {
         assert!(matches!(&reader.probes()[0].state, ProbeState::Absent(_)));
         write_stat(dir.path(), 7, Some(1_000));
         assert_eq!(reader.read(&proc, &[7], 0, None, false).unwrap().minor_faults, 0);
+    }
+
+    /// The times in seconds at which smaps_rollup was read in a window of 15 s, and what that cost, if one reading takes `ns`.
+    fn smaps_read(ns: u64, processes: i32) -> (Vec<f64>, SmapsCost) {
+        const FIELDS: [&str; 6] = ["Rss", "Pss", "Anonymous", "LazyFree", "AnonHugePages", "Swap"];
+        let dir = tempfile::tempdir().unwrap();
+        let pids: Vec<i32> = (1..=processes).collect();
+        let rollup = FIELDS.map(|field| format!("{field}: 4 kB\n")).concat();
+        for pid in &pids {
+            write_stat(dir.path(), *pid, Some(0));
+            std::fs::write(dir.path().join(format!("{pid}/smaps_rollup")), &rollup).unwrap();
+        }
+        let now = std::cell::Cell::new(0);
+        // It is looked at before and after a reading.
+        let clock = move || now.replace(now.get() + ns);
+        let mut reader = TickReader { pace: Pace::by(clock), ..TickReader::default() };
+        let proc = ProcFs::at(dir.path());
+        let mut at = Vec::new();
+        for quarter in 0..=60 {
+            let t_ns = quarter * 250_000_000;
+            let ends = quarter == 0 || quarter == 60;
+            let mut tick = Tick { t_ns, resident: 1 << 30, ..Tick::default() };
+            if ends || reader.pace.allows(t_ns, tick.resident) {
+                reader.read_page_tables(&proc, &pids, &mut tick);
+            }
+            if let Some(smaps) = tick.smaps {
+                assert_eq!(smaps.rss, 4096 * processes as u64);
+                at.push(t_ns as f64 / 1e9);
+            }
+        }
+        (at, reader.smaps_cost())
+    }
+
+    #[test]
+    fn smaps_are_read_each_second_if_that_is_cheap_and_seldom_if_it_is_not() {
+        let (cheap, cost) = smaps_read(100_000, 1);
+        assert_eq!(cheap, (0..=15).map(f64::from).collect::<Vec<_>>());
+        assert_eq!((cost.reads, cost.ns), (16, 1_600_000));
+        let (dear, cost) = smaps_read(3_000_000, 1);
+        assert_eq!(dear, [0.0, 6.0, 9.0, 12.0, 15.0]);
+        assert_eq!((cost.reads, cost.ns), (5, 15_000_000));
+        // As for a process of 100 GB.
+        assert_eq!(smaps_read(300_000_000, 1).0, [0.0, 15.0]);
+        // All processes together are one reading.
+        assert_eq!(smaps_read(3_000_000, 200).0, dear);
     }
 
     #[test]

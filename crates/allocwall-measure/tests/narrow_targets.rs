@@ -60,6 +60,7 @@ fn a_32_bit_program_keeps_its_leaves() {
         rate_hz: None,
         closely: false,
         counting: Err(not_counted()),
+        memory: true,
         output: None,
         prices: Err(Absence::new(Reason::NotFound, "no price list")),
         readers: Readers::Here,

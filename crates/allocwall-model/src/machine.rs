@@ -42,6 +42,16 @@ pub struct Smaps {
     pub swap: u64,
 }
 
+/// What the readings of smaps_rollup took in a window. Calls of the target that map or unmap memory may wait for a
+/// reading.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SmapsCost {
+    /// Readings of all processes of the target.
+    pub reads: u64,
+    /// Wall-clock time of all of them.
+    pub ns: u64,
+}
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CgroupTick {
     pub periods: u64,

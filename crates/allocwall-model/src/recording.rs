@@ -8,7 +8,7 @@ pub use crate::catalogue::owners::Owner;
 pub use crate::catalogue::probes::ProbeName;
 use crate::devices::Devices;
 pub use crate::hardware::{HardwareCount, HardwareCounts, HardwareEvent, HardwareSlice, HardwareSlices};
-pub use crate::machine::{CgroupTick, HostFacts, HostTick, Smaps};
+pub use crate::machine::{CgroupTick, HostFacts, HostTick, Smaps, SmapsCost};
 use crate::placement::Placement;
 use crate::replay::Replay;
 use crate::resident::TargetMemory;
@@ -26,6 +26,8 @@ pub struct Recording {
     pub probes: Vec<Probe>,
     pub prices: Measured<PriceList>,
     pub ticks: Vec<Tick>,
+    /// What the smaps of the ticks cost.
+    pub smaps_cost: Measured<SmapsCost>,
     pub threads: Vec<ThreadTimes>,
     pub modules: Vec<Module>,
     pub frames: Vec<Frame>,
@@ -288,7 +290,7 @@ pub struct Tick {
     pub anonymous: Option<u64>,
     pub vm_data: Option<u64>,
     pub vm_size: u64,
-    /// From smaps_rollup, read only at the start and the end.
+    /// From smaps_rollup. Read at both ends of the window, and at most once a second between them, as far as that is cheap.
     pub smaps: Option<Smaps>,
     pub cgroup: Option<CgroupTick>,
     /// None if /proc/stat could not be read.

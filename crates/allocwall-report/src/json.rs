@@ -24,9 +24,18 @@ pub fn document(rec: &Recording, bill: &Bill, verdict: &Verdict) -> String {
     printed(&value(rec, bill, verdict))
 }
 
-/// Indented, newline-terminated. Characters that could affect a terminal are `\u` escapes, which JSON readers decode.
+/// Indented, newline-terminated.
 pub fn printed(value: &Value) -> String {
-    let text = format!("{value:#}\n");
+    safe(&format!("{value:#}\n"))
+}
+
+/// In one line, newline-terminated.
+pub fn line(value: &Value) -> String {
+    safe(&format!("{value}\n"))
+}
+
+/// Characters that could affect a terminal as `\u` escapes, which JSON readers decode.
+fn safe(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
         // Outside strings, the only such character in JSON is the line feed.
@@ -355,6 +364,7 @@ fn recording(rec: &Recording) -> Value {
         "wait_period_ns": wait_period_ns,
         "own_cpu_ns": own_cpu_ns,
         "lost_records": lost_records,
+        "smaps_cost": measured(&rec.smaps_cost, plain),
         "cpu_samples": rec.samples.len(),
         "wait_samples": rec.waits.len(),
         "python_samples": rec.python.len(),

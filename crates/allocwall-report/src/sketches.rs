@@ -51,6 +51,7 @@ fn recording() -> Recording {
     };
     let process = recording.processes.remove(0);
     Recording {
+        smaps_cost: Ok(SmapsCost { reads: 16, ns: 2_300_000 }),
         cgroup: Some("/system.slice/api.service".into()),
         processes: vec![Process {
             pid: 4242,

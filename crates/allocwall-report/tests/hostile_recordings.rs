@@ -46,6 +46,7 @@ fn real() -> &'static Recording {
             counting: Err(not_counted()),
             target: Target::Pids(vec![shell.id() as i32]),
             window: Duration::from_millis(500),
+            memory: true,
             output: None,
             readers: Readers::Here,
             prices: Ok(PriceList {
@@ -108,7 +109,7 @@ fn real() -> &'static Recording {
     })
 }
 
-fn parts(r: Recording) -> [Part; 7] {
+fn parts(r: Recording) -> [Part; 8] {
     let head = Head {
         meta: r.meta.clone(),
         host: r.host,
@@ -143,6 +144,7 @@ fn parts(r: Recording) -> [Part; 7] {
         Part::Head(Box::new(head)),
         Part::Batch(Box::new(batch)),
         Part::Devices(Box::new(r.devices)),
+        Part::SmapsCost(r.smaps_cost.unwrap_or_default()),
         Part::Counted(Box::new(r.counted)),
         Part::Tail(Box::new(tail)),
         Part::Replayed(Box::new(r.replayed)),

@@ -140,6 +140,7 @@ fn recorded(
         rate_hz: None,
         closely: false,
         counting: Err(not_counted()),
+        memory: true,
         output: None,
         prices: Err(Absence::new(Reason::NotFound, "no price list")),
         readers: Readers::Here,

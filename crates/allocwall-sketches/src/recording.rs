@@ -77,6 +77,7 @@ pub fn empty() -> Recording {
         probes: vec![],
         prices: Err(unknown()),
         ticks: vec![],
+        smaps_cost: Err(unknown()),
         threads: vec![],
         modules: vec![],
         frames: vec![],

@@ -227,6 +227,7 @@ fn whole() -> Vec<u8> {
         Part::Head(Box::new(head())),
         Part::Batch(Box::new(batch())),
         Part::Devices(Box::new(devices())),
+        Part::SmapsCost(SmapsCost { reads: 3, ns: 4 }),
         Part::Counted(Box::new(Ok(counts()))),
         Part::Tail(Box::new(tail())),
     ])
@@ -267,10 +268,19 @@ fn every_part_comes_back_as_it_was() {
     assert_eq!((&r.accounts, &r.collecting), (&tail.accounts, &tail.collecting));
     assert_eq!((r.fault_slices, r.hardware), (tail.fault_slices, tail.hardware));
     assert_eq!((r.devices, r.counted), (devices(), Ok(counts())));
+    assert_eq!(r.smaps_cost, Ok(SmapsCost { reads: 3, ns: 4 }));
     assert_eq!(r.replayed.unwrap_err().reason, Reason::Disabled);
     assert_eq!((r.frames, r.stacks), (tail.frames, tail.stacks));
     assert_eq!(r.samples, batch.samples);
     assert_eq!(r.waits, batch.waits);
+}
+
+#[test]
+fn a_recording_without_the_cost_of_smaps_is_read_and_says_so() {
+    let cost = |parts: &[Part]| decoded(&bytes(parts)).unwrap().smaps_cost.unwrap_err();
+    let (h, b) = (|| Part::Head(Box::new(head())), || Part::Batch(Box::new(batch())));
+    assert_eq!(cost(&[h(), b(), Part::Tail(Box::new(tail()))]).reason, Reason::NotFound);
+    assert_eq!(cost(&[h(), b()]).reason, Reason::Vanished, "cut off");
 }
 
 #[test]
@@ -404,6 +414,7 @@ fn parts_out_of_order_are_refused() {
     let (h, b, t) =
         (|| Part::Head(Box::new(head())), || Part::Batch(Box::new(batch())), || Part::Tail(Box::new(tail())));
     let d = || Part::Devices(Box::new(devices()));
+    let s = || Part::SmapsCost(SmapsCost::default());
     let c = || Part::Counted(Box::new(Err(not_counted())));
     let r = || Part::Replayed(Box::new(Err(not_replayed())));
     let p = || Part::Priced(Box::new(Err(Absence::new(Reason::NotFound, "no list"))));
@@ -416,6 +427,9 @@ fn parts_out_of_order_are_refused() {
         vec![h(), b(), t(), t()],
         vec![h(), b(), t(), d()],
         vec![h(), d(), d()],
+        vec![s()],
+        vec![h(), s(), s()],
+        vec![h(), b(), t(), s()],
         vec![c()],
         vec![h(), c(), c()],
         vec![h(), b(), t(), c()],

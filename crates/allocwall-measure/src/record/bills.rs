@@ -83,6 +83,14 @@ pub fn await_until<T: Send + 'static>(thread: Worker<T>, until: Instant, what: &
     }
 }
 
+/// In place of the bills that nobody asked for.
+pub fn not_read() -> Taken {
+    let absence = || {
+        Absence::new(Reason::Disabled, "the resident memory by owner was not read in this window").mend(ALONE)
+    };
+    (Err(absence()), Err(absence()))
+}
+
 fn out_of_time(what: &str) -> Absence {
     Absence::new(Reason::TooCostly, format!("{what} could not be read within {} ms", PATIENCE.as_millis()))
 }

@@ -8,7 +8,7 @@ use super::probes;
 use super::window::Window;
 use crate::allocations::Counting;
 use crate::counts::Counted;
-use crate::file::{Part, Tail};
+use crate::file::{Part, Tail, Written};
 use allocwall_host::cgroup::{CgroupFs, Frozen};
 use allocwall_host::clock;
 use allocwall_host::proc::ProcFs;
@@ -30,7 +30,7 @@ pub struct Closed {
     /// On which NUMA nodes the memory is, which is read meanwhile.
     pub placement: Placing,
     /// The resident memory by owner, which is read meanwhile.
-    pub bills: Bills,
+    pub bills: Option<Bills>,
     /// What kept the target from running.
     pub stopped: Option<Absence>,
     /// The state of Python's stacks; None if the target has no Python.
@@ -56,12 +56,13 @@ impl Closed {
         let mut collected = target.collector.finish(meta.sample_period_ns);
         let alive: HashSet<i32> = pids.into_iter().filter(|_| stays).collect();
         collected.processes.iter_mut().for_each(|process| process.ended = !alive.contains(&process.pid));
-        let (resident, heap) = bills.finish();
+        let (resident, heap) = bills.map_or_else(bills::not_read, Bills::finish);
         probes.extend(bills::probe(&resident));
         let placement = placement.finish();
         probes.extend(placement::probe(&placement));
         meta.lost_records = collected.lost;
         writer.write(&Part::Devices(Box::new(readings.devices.finish())));
+        writer.write(&Part::SmapsCost(readings.ticks.smaps_cost()));
         writer.write(&Part::Counted(Box::new(allocations.and_then(Counting::finish))));
         writer.write(&Part::Tail(Box::new(Tail {
             meta,
@@ -83,10 +84,11 @@ impl Closed {
             sample_stacks: collected.sample_stacks,
             wait_stacks: collected.wait_stacks,
         })));
-        let (recording, file_failure) = writer.finish();
+        let Written { recording, failure: file_failure, bytes } = writer.finish_with_bytes();
         let launched = target.command.map(Command::hand_over);
         Ok(Recorded {
             recording: recording?,
+            bytes,
             path: output.filter(|_| file_failure.is_none()),
             file_failure,
             after_window: Duration::from_nanos(clock::monotonic_ns() - end_ns),

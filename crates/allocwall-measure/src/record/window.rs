@@ -49,6 +49,8 @@ pub struct Window {
     pub counting: Counting,
     /// Reads the counted calls of the allocator.
     pub allocations: Measured<allocations::Counting>,
+    /// Reads the resident memory by owner after the window.
+    memory: bool,
     /// The processes that could still run when they were last listed.
     pub pids: Vec<i32>,
     python_every: Duration,
@@ -104,7 +106,8 @@ impl Window {
         })));
         let counting = counts::start(&target.proc, &target.host, &pids, request.window, request.closely);
         let python_every = python_every(request.window);
-        Ok(Window { target, writer, meta, readings, counting, allocations, pids, python_every })
+        let memory = request.memory;
+        Ok(Window { target, writer, meta, readings, counting, allocations, memory, pids, python_every })
     }
 
     /// Reads until the time is over, the target has ended, or the user interrupts.
@@ -240,7 +243,7 @@ impl Window {
         self.target.collector.window_closed();
         self.target.collector.family.check_facts(true);
         let placement = Placing::start(&self.target, &self.pids, &self.readings.threads);
-        let bills = Bills::start(&self.target, &self.pids, &self.readings.threads);
+        let bills = self.memory.then(|| Bills::start(&self.target, &self.pids, &self.readings.threads));
         let python = self.readings.pythons.finish(&mut self.readings.new_python);
         self.ship();
         Closed { window: self, end_ns, resident, placement, bills, stopped, python }

@@ -8,8 +8,8 @@ use super::sites::costly_faults;
 use allocwall_diagnose::bill::{Bill, NO_SYMBOL, Site};
 use allocwall_diagnose::{Verdict, expected};
 use allocwall_model::catalogue::symbols;
-use allocwall_model::recording::{Ended, ModuleRole, ProbeName, ProbeState, Recording, Runtime};
-use allocwall_model::units::{Absence, Reason, plural, thousands};
+use allocwall_model::recording::{Ended, ModuleRole, ProbeName, ProbeState, Recording, Runtime, SmapsCost};
+use allocwall_model::units::{Absence, Reason, count, plural, thousands};
 use std::collections::BTreeMap;
 
 /// What could not be measured, by obstacle: each obstacle once, with everything that it hides.
@@ -331,6 +331,16 @@ pub(crate) fn own_cost(page: &mut Page, rec: &Recording, bill: &Bill) {
         n => format!("; {} {} lost", thousands(n), plural(n, "record")),
     };
     page.wrapped(2, &format!("allocwall itself used {own:.2} CPU-s{of_target}{lost}."), Ink::Faint);
+    if let Ok(SmapsCost { reads, ns }) = rec.smaps_cost
+        && reads > 0
+    {
+        let text = format!(
+            "Its {} of smaps_rollup took {:.1} ms; calls that map memory may have waited.",
+            count(reads as usize, "reading"),
+            ns as f64 / 1e6
+        );
+        page.wrapped(2, &text, Ink::Faint);
+    }
     let counting = rec.counting_s();
     if counting > 0.0 {
         let share = counting / (bill.cpu_s + counting) * 100.0;

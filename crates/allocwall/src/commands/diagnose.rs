@@ -468,6 +468,7 @@ fn record_window(
         rate_hz: args.rate,
         closely: false,
         counting,
+        memory: true,
         output,
         prices: calibrate::cached(),
         readers: readers(),

@@ -916,6 +916,7 @@ impl Trial<'_> {
             // This run is not counted.
             closely: true,
             counting: Err(not_counted()),
+            memory: true,
             output: None,
             prices: calibrate::cached(),
             readers: readers(),
