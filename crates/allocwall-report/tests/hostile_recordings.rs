@@ -14,7 +14,7 @@ use allocwall_model::recording::*;
 use allocwall_model::resident::Amount;
 use allocwall_model::units::{Absence, Interval, Reason};
 use allocwall_report::text::{Extent, Style};
-use allocwall_report::{collapsed, flamegraph, json, text};
+use allocwall_report::{collapsed, flamegraph, html, json, text};
 use allocwall_sketches::recording::counted;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -194,12 +194,15 @@ fn all_the_way(recording: &Recording) -> bool {
     let json = json::document(recording, &bill, &verdict);
     let svg = flamegraph::svg(recording, &bill);
     let collapsed = collapsed::stacks(recording);
+    let page = html::diagnosis(recording, &bill, &verdict, None);
+    assert!(page.len() < 2_000_000, "{}", page.len());
     serde_json::from_str::<Value>(&json).expect("JSON stays JSON");
     for (what, output) in [
         ("text", &text),
         ("brief text", &brief),
         ("json", &json),
         ("collapsed", &collapsed),
+        ("html", &page),
         ("svg", svg.as_ref().unwrap_or(&String::new())),
     ] {
         assert!(
@@ -207,6 +210,7 @@ fn all_the_way(recording: &Recording) -> bool {
             "{what} holds an escape"
         );
     }
+    assert!(!page.contains("<script>alert"), "markup in the page");
     if let Ok(svg) = &svg {
         assert!(!svg.contains("<script>alert"), "markup in the flamegraph");
     }

@@ -14,6 +14,7 @@ pub mod claims;
 mod cold_warm;
 mod gc_or_allocator;
 mod incidents;
+pub mod html;
 pub mod json;
 mod json_requests;
 mod kernel_slab;
