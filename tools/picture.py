@@ -15,16 +15,15 @@ def main():
     if len(sys.argv) != 4:
         sys.exit(__doc__)
     binary, recording, out = sys.argv[1:]
-    subprocess.run([Path(__file__).parent / "need.sh", "chromium=chromium", "convert=imagemagick"], check=True)
+    subprocess.run([Path(__file__).parent / "need.sh", "chromium=chromium", "pngquant=pngquant"], check=True)
     with tempfile.TemporaryDirectory() as folder:
         page, picture = Path(folder, "page.html"), Path(folder, "picture.png")
         subprocess.run([binary, "report", recording, "--format", "html", "-o", page], check=True)
         chromium = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder}/chromium"]
-        # The window has a frame that is not drawn, so it is taller than the picture.
-        size = [f"--window-size={WIDTH},{HEIGHT + 100}", f"--screenshot={picture}"]
+        size = [f"--window-size={WIDTH},{HEIGHT}", f"--screenshot={picture}"]
         subprocess.run([*chromium, *size, page.as_uri()], check=True, stderr=subprocess.DEVNULL)
         # Few colours make a small file.
-        subprocess.run(["convert", picture, "-crop", f"{WIDTH}x{HEIGHT}+0+0", "+repage", "-dither", "None", "-colors", "64", f"PNG8:{out}"], check=True)
+        subprocess.run(["pngquant", "--force", "--nofs", "--strip", "--output", out, "32", picture], check=True)
     print(f"{out}: {Path(out).stat().st_size // 1000} kB")
 
 

@@ -255,8 +255,11 @@ def a_phone_scrolls_in_one_direction(made):
         width = driver.run("return document.documentElement.scrollWidth")
         assert width <= 400, width
         # A figure of a table is not broken into lines.
-        heights = driver.run("return [...document.querySelectorAll('#bill td:not(:has(svg))')].map((cell) => cell.clientHeight)")
-        assert max(heights) < 60, heights
+        lines = driver.run(
+            "return [...document.querySelectorAll('td:not(:has(svg))')].filter((cell) => cell.firstChild).map((cell) => {"
+            "const range = document.createRange(); range.selectNodeContents(cell); return range.getClientRects().length; })"
+        )
+        assert lines and max(lines) == 1, lines
         small = driver.run("return parseFloat(getComputedStyle(document.querySelector('.plot svg text')).fontSize)")
         assert small >= 11, small
     finally:

@@ -15,7 +15,7 @@ use allocwall_model::resident::Amount;
 use allocwall_model::units::{Absence, Interval, Reason};
 use allocwall_report::profiles::{firefox, pprof, speedscope};
 use allocwall_report::text::{Extent, Style};
-use allocwall_report::{collapsed, flamegraph, json, tables, text};
+use allocwall_report::{collapsed, flamegraph, html, json, tables, text};
 use allocwall_sketches::recording::counted;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -207,6 +207,8 @@ fn all_the_way(recording: &Recording) -> bool {
         assert!(tables::parquet::file(&table, "test").is_ok());
         csv += &tables::csv::file(&table);
     }
+    let page = html::diagnosis(recording, &bill, &verdict, None);
+    assert!(page.len() < 2_000_000, "{}", page.len());
     serde_json::from_str::<Value>(&json).expect("JSON stays JSON");
     for (what, output) in [
         ("text", &text),
@@ -216,6 +218,7 @@ fn all_the_way(recording: &Recording) -> bool {
         ("firefox", &firefox),
         ("speedscope", &speedscope),
         ("csv", &csv),
+        ("html", &page),
         ("svg", svg.as_ref().unwrap_or(&String::new())),
     ] {
         assert!(
@@ -223,6 +226,7 @@ fn all_the_way(recording: &Recording) -> bool {
             "{what} holds an escape"
         );
     }
+    assert!(!page.contains("<script>alert"), "markup in the page");
     if let Ok(svg) = &svg {
         assert!(!svg.contains("<script>alert"), "markup in the flamegraph");
     }

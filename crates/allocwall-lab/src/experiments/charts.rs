@@ -7,7 +7,7 @@ use crate::pipeline::charts::{power_above, power_below};
 use allocwall_model::units::count;
 
 /// The smallest share that is drawn.
-const RAREST: f64 = 1e-5;
+pub(super) const RAREST: f64 = 1e-5;
 
 /// File names and their contents. A chart without a point is left out.
 pub fn all(results: &Results) -> Vec<(String, String)> {

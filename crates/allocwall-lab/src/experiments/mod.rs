@@ -13,6 +13,7 @@ mod child;
 pub mod claims;
 mod cold_warm;
 mod gc_or_allocator;
+pub mod html;
 mod incidents;
 pub mod json;
 mod json_requests;

@@ -24,10 +24,7 @@ pub fn report(results: &Results, style: Style) -> String {
         figures(&mut page, results);
     }
     notes(&mut page, results);
-    page.section("CLAIMS", "published; each judged here by itself, on its 95 % interval");
-    for judged in judge(results) {
-        claim(&mut page, &judged);
-    }
+    claims(&mut page, results);
     bills(&mut page, results);
     series(&mut page, results);
     page.out
@@ -38,6 +35,10 @@ fn header(page: &mut Page, results: &Results) {
     let line = page.paint(Ink::Heading, &format!("allocwall bench {}", experiment.name));
     page.line(&line);
     page.wrapped(2, experiment.about, Ink::Plain);
+    page.wrapped(2, &facts(results).join(" · "), Ink::Faint);
+}
+
+pub(super) fn facts(results: &Results) -> Vec<String> {
     let mut facts = vec![
         count(results.blocks.len(), "block"),
         "each run is a new process, in random order".to_owned(),
@@ -49,10 +50,10 @@ fn header(page: &mut Page, results: &Results) {
     // The names of other arms say which allocator they have.
     let arms = results.shown().map(|arm| results.arms[arm]).filter(|arm| arm.with.contains(':'));
     facts.extend(arms.map(|arm| format!("{}: --with {}", arm.name, arm.with)));
-    page.wrapped(2, &facts.join(" · "), Ink::Faint);
+    facts
 }
 
-fn figures(page: &mut Page, results: &Results) {
+pub(super) fn figures(page: &mut Page, results: &Results) {
     let first = results.arms[0].name;
     page.section("FIGURES", &format!("medians over blocks, and multiples of {first}, with 95 % intervals"));
     for figure in results.experiment.figures.iter().filter(|figure| figure.printed) {
@@ -135,7 +136,7 @@ fn digits(value: f64) -> String {
 }
 
 /// What the reader must know about the arms.
-fn notes(page: &mut Page, results: &Results) {
+pub(super) fn notes(page: &mut Page, results: &Results) {
     let mut notes: Vec<String> = vec![];
     let mut left_out: Vec<(&str, Vec<&str>)> = vec![];
     for LeftOut { arm, why } in &results.left_out {
@@ -157,6 +158,13 @@ fn notes(page: &mut Page, results: &Results) {
     notes.extend(results.outcome.warnings.iter().cloned());
     for note in notes {
         page.wrapped(2, &note, Ink::Warn);
+    }
+}
+
+pub(super) fn claims(page: &mut Page, results: &Results) {
+    page.section("CLAIMS", "published; each judged here by itself, on its 95 % interval");
+    for judged in judge(results) {
+        claim(page, &judged);
     }
 }
 
@@ -190,7 +198,7 @@ fn number(value: &Interval) -> String {
     amount(unit(Unit::None, &[]), value.point, Some(*value))
 }
 
-fn bills(page: &mut Page, results: &Results) {
+pub(super) fn bills(page: &mut Page, results: &Results) {
     if results.bills.is_empty() {
         return;
     }
@@ -205,7 +213,7 @@ fn bills(page: &mut Page, results: &Results) {
     page.wrapped(2, "`allocwall explain \"NAME OF A LINE\"` explains a line.", Ink::Faint);
 }
 
-fn series(page: &mut Page, results: &Results) {
+pub(super) fn series(page: &mut Page, results: &Results) {
     if results.series.is_empty() {
         return;
     }

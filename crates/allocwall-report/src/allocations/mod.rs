@@ -644,7 +644,7 @@ fn percent_number(share: f64) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use allocwall_model::allocations::{CLASSES, Point, ThreadCount, class_of};
     use allocwall_model::recording::Price;

@@ -68,6 +68,11 @@ fn header(page: &mut Page, run: &Run) {
     let name = page.paint(Ink::Heading, "allocwall count");
     let command = page.paint(Ink::Heading, &command);
     page.line(&format!("{name}  {command}"));
+    page.wrapped(2, &facts(run).join(" · "), Ink::Plain);
+}
+
+/// What was counted, and how it ended.
+pub(crate) fn facts(run: &Run) -> Vec<String> {
     let further = run.counted.further.as_ref().map_or(0, |further| further.processes);
     let processes = (run.counted.processes.len() as u64).saturating_add(further);
     let mut facts = vec![match processes {
@@ -87,10 +92,10 @@ fn header(page: &mut Page, run: &Run) {
         Ended::Interrupted => Some("interrupted: the command was ended".to_owned()),
         Ended::Complete | Ended::CutOff => Some("ended at the time limit".to_owned()),
     });
-    page.wrapped(2, &facts.join(" · "), Ink::Plain);
+    facts
 }
 
-fn totals(page: &mut Page, summary: &Summary) {
+pub(crate) fn totals(page: &mut Page, summary: &Summary) {
     let Summary { run, calls, .. } = summary;
     page.section("CALLS", &format!("in {:.1} s, exact", run.length_s()));
     let each_second = |count: u64| format!("{}/s", rate(run.per_second(count as f64)));
@@ -204,7 +209,7 @@ fn sizes(page: &mut Page, rows: &[SizeRow]) {
     }
 }
 
-fn per_mille(tenths: u64) -> String {
+pub(crate) fn per_mille(tenths: u64) -> String {
     format!("{}.{} %", tenths / 10, tenths % 10)
 }
 
@@ -216,7 +221,7 @@ pub(super) fn head(page: &mut Page, title: &str, heads: &str) {
     page.line(&line);
 }
 
-fn reallocs(page: &mut Page, summary: &Summary) {
+pub(crate) fn reallocs(page: &mut Page, summary: &Summary) {
     let Summary { run, calls, .. } = summary;
     if calls.reallocs() == 0 {
         return;
@@ -242,7 +247,7 @@ fn reallocs(page: &mut Page, summary: &Summary) {
     page.wrapped(2, &kinds.join(" · "), Ink::Plain);
 }
 
-fn threads(page: &mut Page, summary: &Summary) {
+pub(crate) fn threads(page: &mut Page, summary: &Summary) {
     let mut all: Vec<&ThreadCount> =
         summary.run.counted.processes.iter().flat_map(|process| &process.threads).collect();
     if all.len() < 2 {
@@ -292,7 +297,7 @@ fn name_of(thread: &ThreadCount) -> String {
     format!("{}{times}", elide_end(&name, 15_usize.saturating_sub(columns(&times))))
 }
 
-fn remote_frees(page: &mut Page, sampled: &Sampled) {
+pub(crate) fn remote_frees(page: &mut Page, sampled: &Sampled) {
     let Ok(share) = &sampled.remote_share else { return };
     page.section("FREES BY ANOTHER THREAD", "than the one that allocated");
     let mut text = format!("{} of the freed blocks", with_interval(*share));
@@ -363,7 +368,7 @@ pub(super) fn time(ns: f64) -> String {
     if value < 9.95 && unit != "ns" { format!("{value:.1} {unit}") } else { format!("{value:.0} {unit}") }
 }
 
-fn lifetimes(page: &mut Page, sampled: &Sampled) {
+pub(crate) fn lifetimes(page: &mut Page, sampled: &Sampled) {
     let Ok(lifetimes) = &sampled.lifetimes else { return };
     const HUNDRED_MS: u64 = 100 * MILLISECOND_NS;
     let tenths = |freed: &Histogram, live: f64| {
@@ -390,7 +395,7 @@ fn lifetimes(page: &mut Page, sampled: &Sampled) {
     }
 }
 
-fn live(page: &mut Page, sampled: &Sampled, several: bool) {
+pub(crate) fn live(page: &mut Page, sampled: &Sampled, several: bool) {
     page.section("LIVE", "blocks in use, by their requested sizes");
     let of = |value: Interval| {
         let [low, point, high] = [value.low, value.point, value.high].map(|value| bytes(value as u64));
@@ -411,7 +416,7 @@ fn live(page: &mut Page, sampled: &Sampled, several: bool) {
 /// A list of call sites: what they are sorted by, in which text the amount of one is shown, and what it is.
 type Ranking<'a> = (&'a str, &'a dyn Fn(&CallSite) -> f64, &'a dyn Fn(&CallSite) -> String);
 
-fn sites(page: &mut Page, sampled: &Sampled, run: &Run) {
+pub(crate) fn sites(page: &mut Page, sampled: &Sampled, run: &Run) {
     let own_share =
         |site: &CallSite| site.remote_share.as_ref().map_or(NOTHING.to_owned(), |s| percent(s.point));
     let rankings: [Ranking; 3] = [
@@ -459,7 +464,7 @@ pub(super) fn site_line(page: &mut Page, (function, module): (&str, &str), share
     page.line(&format!("{lead}  {function}  {module}"));
 }
 
-fn per_unit(page: &mut Page, work: &Work) {
+pub(crate) fn per_unit(page: &mut Page, work: &Work) {
     let source = match work.source {
         WorkSource::Given => "as given by --per-request",
         WorkSource::Marks => "marked by the program",
@@ -481,7 +486,7 @@ fn per_unit(page: &mut Page, work: &Work) {
     page.wrapped(2, &text, Ink::Plain);
 }
 
-fn limits(page: &mut Page, summary: &Summary) {
+pub(crate) fn limits(page: &mut Page, summary: &Summary) {
     page.section("LIMITS", "what was not measured, and what counting cost");
     let mut absences: Vec<(&str, &Absence)> = vec![];
     match &summary.sampled {

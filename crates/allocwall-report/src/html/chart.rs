@@ -1,11 +1,12 @@
 //! Charts as SVG, each with its table. Lengths are relative and text is not scaled, so that a chart fits every screen.
 
 use super::page::{percent, table};
+use allocwall_model::units::thousands;
 use maud::{Markup, PreEscaped, html};
 use std::fmt::Write;
 
 /// A scale.
-pub(super) struct Axis {
+pub struct Axis {
     low: f64,
     high: f64,
     log: bool,
@@ -29,7 +30,7 @@ impl Axis {
 
     /// From zero to a little above `most`.
     pub fn from_zero(most: f64, shown: impl Fn(f64) -> String) -> Axis {
-        Axis::linear(0.0, most * 1.05, 2, shown)
+        Axis::linear(0.0, most * 1.05, 3, shown)
     }
 
     /// Powers of ten around the positive range from `low` to `high`.
@@ -61,12 +62,12 @@ fn round_step(step: f64) -> f64 {
 
 /// A colour of the style sheet, which differs in the dark, or a fixed one.
 #[derive(Clone)]
-pub(super) enum Colour {
+pub enum Colour {
     Line(usize),
     Fixed(String),
 }
 
-pub(super) struct Series {
+pub struct Series {
     pub name: String,
     pub colour: Colour,
     /// One for each x. None where there is no value.
@@ -76,7 +77,7 @@ pub(super) struct Series {
 }
 
 /// What the values of a chart are about.
-pub(super) enum Place {
+pub enum Place {
     /// Slices from one x to the next one; the series are stacked, the first one at the bottom. One more x than values.
     Slices,
     /// The same, not stacked.
@@ -85,7 +86,7 @@ pub(super) enum Place {
     Points,
 }
 
-pub(super) struct Chart<'a> {
+pub struct Chart<'a> {
     pub title: &'a str,
     /// What the axis shows.
     pub unit: &'a str,
@@ -321,8 +322,47 @@ fn swatch(colour: &Colour, nth: usize, line: bool) -> Markup {
     }
 }
 
+/// A time in the unit that fits.
+pub fn time(seconds: f64) -> String {
+    match seconds {
+        s if s >= 1.0 => format!("{s:.3} s"),
+        s if s >= 1e-3 => format!("{:.3} ms", s * 1e3),
+        s if s >= 1e-6 => format!("{:.2} µs", s * 1e6),
+        s => format!("{:.0} ns", s * 1e9),
+    }
+}
+
+/// How long the slowest one of so many takes: `ones` are these numbers, ascending, and the series have seconds. Nothing if there is
+/// no time.
+pub fn slowest(title: &str, unit: &str, ones: Vec<f64>, series: Vec<Series>) -> Markup {
+    let all = || {
+        series.iter().flat_map(|series| series.values.iter().flatten()).copied().filter(|value| *value > 0.0)
+    };
+    let (least, most) = (all().fold(f64::INFINITY, f64::min), all().fold(0.0, f64::max));
+    if most <= 0.0 {
+        return html! {};
+    }
+    let one_in = |n: f64| format!("1 in {}", thousands(n.round() as u64));
+    let chart = Chart {
+        title,
+        unit,
+        place: Place::Points,
+        x: Axis::log(1.0, ones.last().copied().unwrap_or(1.0), one_in),
+        xs: ones,
+        x_title: "the slowest",
+        x_shown: &one_in,
+        y: Axis::log(least, most, time),
+        series,
+        shown: &time,
+        linked: title,
+        longest_gap: 1.0,
+        note: None,
+    };
+    chart.draw()
+}
+
 /// A bar of a row, with its interval as a thin line.
-pub(super) fn bar(share: f64, interval: Option<(f64, f64)>, fill: &str) -> Markup {
+pub fn bar(share: f64, interval: Option<(f64, f64)>, fill: &str) -> Markup {
     html! {
         svg.bar width="100%" height="14" aria-hidden="true" {
             rect.edge x="0" y="1" width=(percent(share)) height="12" fill=(fill) {}
@@ -336,7 +376,7 @@ pub(super) fn bar(share: f64, interval: Option<(f64, f64)>, fill: &str) -> Marku
 }
 
 /// Parts of a whole in one bar, in their order.
-pub(super) fn whole(parts: impl IntoIterator<Item = (f64, String)>) -> Markup {
+pub fn whole(parts: impl IntoIterator<Item = (f64, String)>) -> Markup {
     let mut at = 0.0;
     let parts: Vec<(f64, f64, String)> = parts
         .into_iter()

@@ -1,11 +1,13 @@
 //! Reports as one HTML file that needs no network and no other file (docs/html.md).
 
-mod chart;
+pub mod chart;
+mod count;
 mod diagnosis;
-mod page;
+pub mod page;
 #[cfg(test)]
 mod tests;
 mod trial;
 
+pub use count::count;
 pub use diagnosis::diagnosis;
 pub use trial::trial;

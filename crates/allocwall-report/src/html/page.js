@@ -177,9 +177,10 @@
       item.setAttribute('role', 'button');
       item.setAttribute('aria-label', describe(box));
       item.title = describe(box);
-      item.style.left = `${holds ? 0 : (box.from - zoomed.from) * scale}px`;
+      // Parts of the width, so that paper has its own.
+      item.style.left = `${holds ? 0 : ((box.from - zoomed.from) / zoomed.samples) * 100}%`;
       item.style.top = `${box.depth * ROW}px`;
-      item.style.width = `${Math.max(1, pixels - 0.5)}px`;
+      item.style.width = `max(1px, calc(${holds ? 100 : (box.samples / zoomed.samples) * 100}% - 0.5px))`;
       item.style.backgroundColor = box === whole ? classes[0][1] : classes[box.kind][1];
       if (pixels > 24) item.textContent = box.name;
       item.box = box;

@@ -1,7 +1,7 @@
 //! The document: head, policy, style, script and sections. Everything that reports share.
 
 use crate::escape::is_harmless;
-use crate::layout::elide_middle;
+use crate::layout::{columns, elide_middle};
 use crate::text::page::paragraphs;
 use crate::text::{Page, Style, missing};
 use allocwall_diagnose::ShellLine;
@@ -13,11 +13,11 @@ pub(super) const STYLE: &str = include_str!("page.css");
 pub(super) const SCRIPT: &str = include_str!("page.js");
 
 /// SHA-256 of `page.css` and `page.js` in base64, for the policy. A test compares them, and prints what they have to be.
-pub(super) const STYLE_HASH: &str = "yutHpo3c6toSyZi7Nf2V7hgFe6Perea+hRsk5OR1Ppc=";
-pub(super) const SCRIPT_HASH: &str = "lpCWBifaVtgtGIxXkzCJDIa/TC2wcsQdKRL8F5FRK9U=";
+pub(super) const STYLE_HASH: &str = "95YGjH/Q1biMctJP3UE/9k2ZnwyiE/BCrKoeyD1U7js=";
+pub(super) const SCRIPT_HASH: &str = "LpmzSNFQxwx5uyTbphTg+V6OeMDdyKXuvANjcAXQgVg=";
 
 /// One part of a report. It is left out if it has no content.
-pub(super) struct Section {
+pub struct Section {
     /// Of the anchor.
     pub id: &'static str,
     pub title: &'static str,
@@ -27,7 +27,7 @@ pub(super) struct Section {
 }
 
 /// A report: its head, which says the result, and its sections.
-pub(super) struct Document {
+pub struct Document {
     pub title: String,
     pub head: Markup,
     pub sections: Vec<Section>,
@@ -92,7 +92,7 @@ fn safe(document: &str) -> String {
 }
 
 /// Data for the script. No text in it can end the element, or is changed later: what is harmful is a `\u` escape of JSON.
-pub(super) fn data(id: &str, value: &Value) -> Markup {
+pub fn data(id: &str, value: &Value) -> Markup {
     let mut text = String::new();
     for c in value.to_string().chars() {
         match c == '<' || !is_harmless(c) {
@@ -104,11 +104,7 @@ pub(super) fn data(id: &str, value: &Value) -> Markup {
 }
 
 /// A table that scrolls in its own box. The first cell of a row is its heading; the others are numbers.
-pub(super) fn table(
-    caption: &str,
-    heads: &[&str],
-    rows: impl IntoIterator<Item = (Markup, Vec<Markup>)>,
-) -> Markup {
+pub fn table(caption: &str, heads: &[&str], rows: impl IntoIterator<Item = (Markup, Vec<Markup>)>) -> Markup {
     html! {
         div.scroll tabindex="0" role="group" aria-label=(caption) {
             table {
@@ -125,7 +121,7 @@ pub(super) fn table(
 }
 
 /// Two columns: what, and its value.
-pub(super) fn facts(rows: Vec<(&str, Markup)>) -> Markup {
+pub fn facts(rows: Vec<(&str, Markup)>) -> Markup {
     html! { dl { @for (name, value) in rows { div { dt { (name) } dd { (value) } } } } }
 }
 
@@ -133,42 +129,50 @@ pub(super) fn facts(rows: Vec<(&str, Markup)>) -> Markup {
 const COMMAND: usize = 4000;
 
 /// A shell command that one click selects.
-pub(super) fn command(line: &ShellLine) -> Markup {
+pub fn command(line: &ShellLine) -> Markup {
     html! {
         p.command { code { (elide_middle(&line.command, COMMAND)) } @if let Some(remark) = &line.remark { " " span.remark { "# " (remark) } } }
     }
 }
 
+/// Columns of a paragraph.
+const PARAGRAPH: usize = 4000;
+
 /// What `write` prints, as paragraphs.
-pub(super) fn notes(write: impl FnOnce(&mut Page)) -> Markup {
-    html! { @for note in paragraphs(write) { p.note { (note) } } }
+pub fn notes(write: impl FnOnce(&mut Page)) -> Markup {
+    html! { @for note in paragraphs(write) { p.note { (elide_middle(&note, PARAGRAPH)) } } }
 }
 
 /// A section of the text report as it is, without its heading; nothing if it prints nothing.
-pub(super) fn printed(title: &str, write: impl FnOnce(&mut Page)) -> Markup {
+pub fn printed(title: &str, write: impl FnOnce(&mut Page)) -> Markup {
     let mut page = Page::new(Style::FILE);
     write(&mut page);
     let out = page.out.trim_matches('\n');
     let Some((heading, body)) = out.split_once('\n') else { return html! {} };
-    let aside = heading.split_once("  ").map_or("", |(_, aside)| aside.trim());
+    let (name, aside) = heading.split_once("  ").unwrap_or((heading, ""));
+    // Heads of columns stay above them.
+    let is_table = aside.trim().contains("  ") || aside.starts_with("  ");
     html! {
         h3 { (title) }
-        p.aside { (aside) }
-        pre tabindex="0" role="group" aria-label=(title) { (body) }
+        @if !is_table { p.aside { (aside) } }
+        pre tabindex="0" role="group" aria-label=(title) {
+            @if is_table { (" ".repeat(columns(name) + 2)) (aside) "\n" }
+            (body)
+        }
     }
 }
 
 /// Instead of something that was not measured.
-pub(super) fn absent(what: &str, absence: &Absence) -> Markup {
+pub fn absent(what: &str, absence: &Absence) -> Markup {
     html! { p.absent { strong { (what) ": not measured: " } (missing::reason_and_mend(absence)) } }
 }
 
 /// A colour for an attribute.
-pub(super) fn hex((red, green, blue): (u8, u8, u8)) -> String {
+pub fn hex((red, green, blue): (u8, u8, u8)) -> String {
     format!("#{red:02x}{green:02x}{blue:02x}")
 }
 
 /// A fraction as a length of an SVG.
-pub(super) fn percent(fraction: f64) -> String {
+pub fn percent(fraction: f64) -> String {
     format!("{:.2}%", fraction.clamp(0.0, 1.0) * 100.0)
 }

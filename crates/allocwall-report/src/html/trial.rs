@@ -1,6 +1,6 @@
 //! The report of a trial: the outcome, each comparison with its interval beside the prediction, every run, latencies, settings.
 
-use super::chart::{Axis, Chart, Colour, Place, Series};
+use super::chart::{Colour, Series, slowest};
 use super::page::{Document, Section, command, facts, notes, percent, table};
 use crate::layout::elide_middle;
 use crate::recordings::utc;
@@ -319,35 +319,13 @@ fn percentiles(case: &Case, load: &str, metrics: &[(f64, &Metric)]) -> Markup {
             Series { name: arm_name(case, arm), colour: Colour::Line(arm), values, band }
         })
         .collect();
-    let all = || series.iter().flat_map(|series| series.values.iter().flatten()).copied();
-    let (least, most) = (all().fold(f64::INFINITY, f64::min), all().fold(0.0, f64::max));
-    if most <= 0.0 {
-        return html! {};
-    }
-    let shown = |s: f64| match s {
-        s if s >= 1.0 => format!("{s:.3} s"),
-        s if s >= 1e-3 => format!("{:.3} ms", s * 1e3),
-        s => format!("{:.1} µs", s * 1e6),
-    };
-    let one_in = |n: f64| format!("1 in {}", thousands(n.round() as u64));
-    let slowest = metrics.iter().map(|(share, _)| 1.0 / share).fold(1.0, f64::max);
-    let title = format!("Response time{load}");
-    let chart = Chart {
-        title: &title,
-        unit: "the slowest request of so many; median of the runs, with its 95 % interval",
-        place: Place::Points,
-        x: Axis::log(1.0, slowest, one_in),
-        xs: metrics.iter().map(|(share, _)| 1.0 / share).collect(),
-        x_title: "the slowest",
-        x_shown: &one_in,
-        y: Axis::log(least, most, shown),
+    let unit = "the slowest request of so many; median of the runs, with its 95 % interval";
+    slowest(
+        &format!("Response time{load}"),
+        unit,
+        metrics.iter().map(|(share, _)| 1.0 / share).collect(),
         series,
-        shown: &shown,
-        linked: &title,
-        longest_gap: 1.0,
-        note: None,
-    };
-    chart.draw()
+    )
 }
 
 fn settings(case: &Case) -> Section {

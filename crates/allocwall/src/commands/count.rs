@@ -5,6 +5,7 @@ mod attached;
 mod launched;
 
 use crate::commands::shared::options::parse_time;
+use crate::commands::shared::pages;
 use crate::commands::shared::processes::{self, parse_pid};
 use crate::commands::shared::usage::usage;
 use crate::output;
@@ -24,6 +25,8 @@ const MOST_DISTANCE: u64 = 1 << 30;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Format {
     Text,
+    /// Commands only: one page with charts, for a browser (docs/html.md)
+    Html,
     /// The versioned JSON document (docs/json.md)
     Json,
     /// A profile for `go tool pprof`: allocations and blocks in use by stack
@@ -64,12 +67,13 @@ pub struct Args {
     #[arg(short, long, value_name = "TIME", allow_hyphen_values = true, value_parser = parse_time)]
     duration: Option<Duration>,
 
-    /// Write the report to FILE instead of stdout; only the owner can read it
+    /// Write the report to FILE instead of stdout; only the owner can read it. A name that ends in .html chooses that format
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
-    #[arg(short, long, value_enum, default_value_t = Format::Text)]
-    format: Format,
+    /// [default: text]
+    #[arg(short, long, value_enum)]
+    format: Option<Format>,
 
     /// Same as `--format json`
     #[arg(long, conflicts_with = "format")]
@@ -88,7 +92,12 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     if let Some(name) = &args.container {
         args.pid = processes::of_container(name, printer)?;
     }
-    let format = if args.json { Format::Json } else { args.format };
+    let format = match (args.format, &args.output) {
+        _ if args.json => Format::Json,
+        (Some(format), _) => format,
+        (None, Some(output)) if pages::is_page(output) => Format::Html,
+        (None, _) => Format::Text,
+    };
     if let Some(why) = misuse(&args, format, printer.stdout_is_terminal()) {
         return Err(usage(why));
     }
@@ -110,6 +119,7 @@ fn misuse(args: &Args, format: Format, terminal: bool) -> Option<String> {
         ("--per-request", args.per_request.is_some()),
         ("--live", args.live),
         ("--format pprof", format == Format::Pprof),
+        ("--format html", format == Format::Html),
     ];
     if !args.pid.is_empty() {
         if !args.command.is_empty() {

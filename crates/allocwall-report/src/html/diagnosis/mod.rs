@@ -59,12 +59,12 @@ fn head(case: &Case) -> Markup {
     html! {
         header {
             h1 { "allocwall " code { (short(&text::target(rec), 400)) } }
-            p.facts { (text::facts(rec).join(" · ")) }
+            p.facts { (short(&text::facts(rec).join(" · "), 2000)) }
             p.facts { (text::seen(rec, bill).join(" · ")) }
             @if let Some(warning) = text::ended(rec) { p.warning { (warning) } }
             div.verdict.(if has_wall { "bad" } else { "good" }) {
                 h2 { "Verdict" }
-                p.sentence { (verdict.sentence) }
+                p.sentence { (short(&verdict.sentence, 2000)) }
                 ul.found {
                     @for wall in &verdict.walls { li.bad { (word(Status::Wall).0) ": " (wall.title()) } }
                     @for finding in found(Status::Contributor) {

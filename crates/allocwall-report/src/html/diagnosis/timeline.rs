@@ -35,7 +35,11 @@ pub(super) fn section(case: &Case) -> Section {
     ];
     let body = html! {
         @for (title, chart) in charts {
-            @match chart { Ok(chart) => { (chart) } Err(absence) => { (absent(title, &absence)) } }
+            @match chart {
+                Ok(chart) => { (chart) }
+                Err(absence) if absence.reason == Reason::NotApplicable => { p.note { (title) ": " (absence.detail) } }
+                Err(absence) => { (absent(title, &absence)) }
+            }
         }
     };
     let aside = "seconds since the start of the window; the cursor is in all charts";
@@ -64,13 +68,14 @@ fn chart(
     shown: &dyn Fn(f64) -> String,
     note: Option<Markup>,
 ) -> Markup {
+    let x_title = if matches!(place, Place::Points) { "at" } else { "from" };
     let chart = Chart {
         title,
         unit,
         place,
         x: Axis::linear(0.0, case.bill.window_s, 5, |s| format!("{} s", number(s))),
         xs,
-        x_title: "from, s",
+        x_title,
         x_shown: &|s| format!("{s:.2} s"),
         y: Axis::from_zero(most, shown),
         series,
@@ -183,8 +188,8 @@ fn counted(rec: &Recording) -> Measured<Vec<&Tick>> {
 /// The growth of a counter a second, between ticks. None where it is not known.
 fn rates(ticks: &[&Tick], read: impl Fn(&Tick) -> Option<u64>) -> Vec<Option<f64>> {
     let rate = |pair: &[&Tick]| {
-        let grown = gained(read(pair[0])?, read(pair[1])?)?;
-        Some(grown as f64 / seconds(pair[1].t_ns - pair[0].t_ns))
+        let over_ns = pair[1].t_ns.checked_sub(pair[0].t_ns).filter(|ns| *ns > 0)?;
+        Some(gained(read(pair[0])?, read(pair[1])?)? as f64 / seconds(over_ns))
     };
     ticks.windows(2).map(rate).collect()
 }
@@ -323,16 +328,16 @@ fn throttling(case: &Case) -> Measured<Markup> {
     }
     let quota = rec.ticks.iter().rev().find_map(|tick| tick.cgroup).and_then(|group| group.quota_cpus);
     let series = vec![line(0, "throttled", values.into_iter().map(|ns| ns.map(|ns| ns / 1e9)).collect())];
-    let note = html! {
-        p.note {
-            @match quota {
-                Some(quota) if quota.is_nan() => "The quota is one of a parent cgroup.",
-                Some(quota) => { "The quota is " (number(quota)) " CPUs." }
-                None => "The cgroup has no CPU quota.",
-            }
-        }
+    let quota = match quota {
+        Some(quota) if quota.is_nan() => "the quota is one of a parent cgroup".to_owned(),
+        Some(quota) => format!("the quota is {quota:.2} CPUs"),
+        None => "the cgroup has no CPU quota".to_owned(),
     };
-    let most = largest(&series).max(0.01);
+    let most = largest(&series);
+    if most <= 0.0 {
+        return Err(Absence::new(Reason::NotApplicable, format!("none in this window; {quota}")));
+    }
+    let note = html! { p.note { (quota) } };
     let title = ("Throttling", "CPUs that the quota stopped, in the whole cgroup");
     Ok(chart(case, title, (Place::Steps, starts(&ticks)), (most, series), &number, Some(note)))
 }

@@ -2,6 +2,7 @@
 
 use crate::commands::shared::arms;
 use crate::commands::shared::ground::Ground;
+use crate::commands::shared::pages;
 use crate::commands::shared::signals::catch_signals;
 use crate::commands::shared::usage::usage;
 use crate::output;
@@ -11,7 +12,7 @@ use allocwall_lab::experiments::results::Results;
 use allocwall_lab::experiments::run::{Bench, Talk, VERB};
 use allocwall_lab::experiments::task::{self, Spec};
 use allocwall_lab::experiments::{
-    EXPERIMENTS, Experiment, Settings, all_incidents, charts, find, json, text, unknown_arm,
+    EXPERIMENTS, Experiment, Settings, all_incidents, charts, find, html, json, text, unknown_arm,
 };
 use allocwall_trial::session;
 use anyhow::Context;
@@ -52,7 +53,8 @@ pub struct Args {
     #[arg(long)]
     no_bills: bool,
 
-    /// Write a JSON document (docs/json.md) with all runs to this file
+    /// Write a JSON document (docs/json.md) with all runs to this file. A name that ends in .html: write a page with charts instead
+    /// (docs/html.md)
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
@@ -224,7 +226,8 @@ fn measure(experiments: &[&'static Experiment], args: &Args, printer: &Printer) 
     if !all.is_empty() {
         let document = json::document(&all, &session::machine());
         if let Some(path) = &args.output {
-            output::write(path, document.as_bytes(), None)?;
+            let page = pages::is_page(path).then(|| html::document(&all, &session::machine()));
+            output::write(path, page.as_ref().unwrap_or(&document).as_bytes(), None)?;
         }
         if args.json {
             printer.data(&document)?;

@@ -32,8 +32,8 @@ pub(super) fn run(args: &Args, format: Format, printer: &Printer) -> anyhow::Res
         Ok(match format {
             Format::Json => report::document(&counted),
             Format::Collapsed => report::stacks(&counted),
-            // A profile is refused before.
-            Format::Text | Format::Pprof => report::report(&counted, style),
+            // A profile and a page are refused before.
+            Format::Text | Format::Html | Format::Pprof => report::report(&counted, style),
         }
         .into_bytes())
     })

@@ -16,6 +16,7 @@ use allocwall_model::error::Error;
 use allocwall_model::recording::{Ended, Runtime};
 use allocwall_model::units::{Absence, Measured, Reason};
 use allocwall_report::allocations::{Run, collapsed, json, pprof, text};
+use allocwall_report::html;
 use allocwall_trial::arm::TargetFacts;
 use allocwall_trial::run::guard;
 use anyhow::{Context, anyhow, bail};
@@ -57,6 +58,7 @@ pub(super) fn run(args: &Args, format: Format, printer: &Printer) -> anyhow::Res
     }
     deliver(args, printer, |style| {
         Ok(match format {
+            Format::Html => html::count(&run).into_bytes(),
             Format::Text => text::report(&run, style).into_bytes(),
             Format::Json => json::document(&run).into_bytes(),
             Format::Pprof => pprof::profile(&run.counted).context("cannot compress the profile")?,
