@@ -30,8 +30,9 @@ pub fn printed(value: &Value) -> String {
 }
 
 /// In one line, newline-terminated.
-pub fn line(value: &Value) -> String {
-    safe(&format!("{value}\n"))
+pub fn line(document: &impl Serialize) -> String {
+    let text = serde_json::to_string(document).expect("texts and numbers alone");
+    safe(&(text + "\n"))
 }
 
 /// Characters that could affect a terminal as `\u` escapes, which JSON readers decode.
@@ -46,11 +47,6 @@ fn safe(text: &str) -> String {
         }
     }
     safe
-}
-
-/// In one line, for documents whose texts are safe already.
-pub(crate) fn line(document: &impl Serialize) -> String {
-    serde_json::to_string(document).expect("texts and numbers alone") + "\n"
 }
 
 pub fn value(rec: &Recording, bill: &Bill, verdict: &Verdict) -> Value {

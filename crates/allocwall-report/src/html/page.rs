@@ -1,6 +1,7 @@
 //! The document: head, policy, style, script and sections. Everything that reports share.
 
 use crate::escape::is_harmless;
+use crate::json;
 use crate::layout::{columns, elide_middle};
 use crate::text::page::paragraphs;
 use crate::text::{Page, Style, missing};
@@ -93,13 +94,7 @@ fn safe(document: &str) -> String {
 
 /// Data for the script. No text in it can end the element, or is changed later: what is harmful is a `\u` escape of JSON.
 pub fn data(id: &str, value: &Value) -> Markup {
-    let mut text = String::new();
-    for c in value.to_string().chars() {
-        match c == '<' || !is_harmless(c) {
-            true => c.encode_utf16(&mut [0; 2]).iter().for_each(|u| text.push_str(&format!("\\u{u:04x}"))),
-            false => text.push(c),
-        }
-    }
+    let text = json::line(value).replace('<', "\\u003c");
     html! { script type="application/json" id=(id) { (PreEscaped(text)) } }
 }
 

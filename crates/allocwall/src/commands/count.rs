@@ -88,16 +88,20 @@ pub struct Args {
     command: Vec<OsString>,
 }
 
-pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
-    if let Some(name) = &args.container {
-        args.pid = processes::of_container(name, printer)?;
-    }
-    let format = match (args.format, &args.output) {
+fn chosen(args: &Args) -> Format {
+    match (args.format, &args.output) {
         _ if args.json => Format::Json,
         (Some(format), _) => format,
         (None, Some(output)) if pages::is_page(output) => Format::Html,
         (None, _) => Format::Text,
-    };
+    }
+}
+
+pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
+    if let Some(name) = &args.container {
+        args.pid = processes::of_container(name, printer)?;
+    }
+    let format = chosen(&args);
     if let Some(why) = misuse(&args, format, printer.stdout_is_terminal()) {
         return Err(usage(why));
     }
@@ -196,8 +200,7 @@ mod tests {
     fn arguments_that_cannot_work_together() {
         let why = |words: &str, terminal: bool| {
             let args = parsed(words).expect("valid arguments");
-            let format = if args.json { Format::Json } else { args.format };
-            misuse(&args, format, terminal).unwrap_or_default()
+            misuse(&args, chosen(&args), terminal).unwrap_or_default()
         };
         assert!(why("--json", false).contains("no target given"));
         assert!(why("--exact -f pprof -o a -- true", false).contains("leave out --exact"));

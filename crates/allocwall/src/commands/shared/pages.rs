@@ -9,12 +9,17 @@ use allocwall_trial::TrialResult;
 use allocwall_trial::journal::Journal;
 use std::path::{Path, PathBuf};
 
+/// Whether the name of an output file asks for a page.
+pub fn is_page(output: &Path) -> bool {
+    Format::chosen(None, false, Some(output)) == Format::Html
+}
+
 /// Takes the output file from the options if it is a page, so that what was measured is kept in the state directory.
 ///
 /// # Errors
 /// The page can't be written there.
 pub fn take(output: &mut Option<PathBuf>) -> anyhow::Result<Option<PathBuf>> {
-    let page = output.take_if(|output| Format::chosen(None, false, Some(output)) == Format::Html);
+    let page = output.take_if(|output| is_page(output));
     page.as_deref().map(output::check).transpose()?;
     Ok(page)
 }
