@@ -128,7 +128,9 @@ fn distribution(plan: &Plan, results: &Results, keys: &[&str]) -> Markup {
         line((first..last).map(share).collect(), vec![])
     });
     let x = Axis::log(edges[0], *edges.last().unwrap_or(&1.0), |ns| time(ns / 1e9));
-    drawn(plan, Place::Steps, x, edges, (RAREST, 1.0), series, &|share| format!("{} %", three_digits(share * 100.0)))
+    drawn(plan, Place::Steps, x, edges, (RAREST, 1.0), series, &|share| {
+        format!("{} %", three_digits(share * 100.0))
+    })
 }
 
 fn drawn(

@@ -1,6 +1,7 @@
 //! Charts as SVG, each with its table. Lengths are relative and text is not scaled, so that a chart fits every screen.
 
 use super::page::{percent, table};
+use crate::text::bytes;
 use allocwall_model::units::thousands;
 use maud::{Markup, PreEscaped, html};
 use std::fmt::Write;
@@ -33,13 +34,28 @@ impl Axis {
         Axis::linear(0.0, most * 1.05, 3, shown)
     }
 
-    /// Powers of ten around the positive range from `low` to `high`.
+    /// The same for sizes in bytes, with lines at round numbers of KiB, MiB or GiB.
+    pub fn bytes(most: f64) -> Axis {
+        let unit = [30, 20, 10].map(|power| f64::from(1 << power)).into_iter().find(|unit| most >= *unit);
+        let unit = unit.unwrap_or(1.0);
+        let Axis { low, high, log, ticks } =
+            Axis::from_zero(most / unit, |value| bytes((value * unit) as u64));
+        let ticks = ticks.into_iter().map(|(value, shown)| (value * unit, shown)).collect();
+        Axis { low: low * unit, high: high * unit, log, ticks }
+    }
+
+    /// The range from `low` to `high`, with lines at powers of ten, and in a short range also at 2 and 5 times these.
     pub fn log(low: f64, high: f64, shown: impl Fn(f64) -> String) -> Axis {
+        /// Of the logarithm, so that points and lines at the ends are seen.
+        const MARGIN: f64 = 1.05;
         let low = low.max(f64::MIN_POSITIVE);
-        let (first, last) = (low.log10().floor() as i32, high.max(low).log10().ceil() as i32);
-        let last = last.max(first + 1);
-        let ticks = (first..=last).map(|power| 10f64.powi(power)).map(|value| (value, shown(value))).collect();
-        Axis { low: 10f64.powi(first), high: 10f64.powi(last), log: true, ticks }
+        let (low, high) = if high > low * 1.5 { (low, high) } else { (low / 1.5, low * 1.5) };
+        let factors: &[f64] = if high / low > 200.0 { &[1.0] } else { &[1.0, 2.0, 5.0] };
+        let (low, high) = (low / MARGIN, high * MARGIN);
+        let powers = low.log10().floor() as i32..=high.log10().ceil() as i32;
+        let values = powers.flat_map(|power| factors.iter().map(move |factor| factor * 10f64.powi(power)));
+        let within = values.filter(|value| (low..=high).contains(value));
+        Axis { low, high, log: true, ticks: within.map(|value| (value, shown(value))).collect() }
     }
 
     /// Place of a value, as a fraction of the axis.
@@ -111,7 +127,10 @@ const HEIGHT: f64 = 100.0;
 impl Chart<'_> {
     pub fn draw(&self) -> Markup {
         let drawing = self.paths();
-        let label = format!("{}, {}. Arrow keys move the cursor; the table below has all values.", self.title, self.unit);
+        let label = format!(
+            "{}, {}. Arrow keys move the cursor; the table below has all values.",
+            self.title, self.unit
+        );
         html! {
             figure.chart data-linked=(self.linked) data-points[matches!(self.place, Place::Points)] data-low=(self.x.low) data-high=(self.x.high) data-log[self.x.log] {
                 figcaption { strong { (self.title) } " " span.aside { (self.unit) } output {} }
@@ -158,8 +177,9 @@ impl Chart<'_> {
     }
 
     fn table(&self) -> Markup {
-        let heads: Vec<&str> =
-            std::iter::once(self.x_title).chain(self.series.iter().map(|series| series.name.as_str())).collect();
+        let heads: Vec<&str> = std::iter::once(self.x_title)
+            .chain(self.series.iter().map(|series| series.name.as_str()))
+            .collect();
         let rows = (0..self.rows()).map(|row| {
             let cells = self.series.iter().map(|series| {
                 let value = series.values.get(row).copied().flatten();
@@ -227,7 +247,9 @@ impl Chart<'_> {
         let steps = matches!(self.place, Place::Steps);
         let rows: Vec<usize> = (0..self.rows()).filter(|row| known(*row).is_some()).collect();
         // Over a long gap, nothing is drawn.
-        let near = |a: &usize, b: &usize| (self.x.at(self.xs[*b]) - self.x.at(self.xs[*a])).abs() <= self.longest_gap;
+        let near = |a: &usize, b: &usize| {
+            (self.x.at(self.xs[*b]) - self.x.at(self.xs[*a])).abs() <= self.longest_gap
+        };
         for part in rows.chunk_by(near) {
             let band: Vec<(usize, (f64, f64))> = part
                 .iter()
@@ -254,7 +276,11 @@ impl Chart<'_> {
                 // A line of no length with round ends is a dot.
                 path.push_str("h0");
             }
-            let _ = write!(drawing, "<path class=\"line{class}\" stroke-dasharray=\"{}\" d=\"{path}\"/>", dashes(nth));
+            let _ = write!(
+                drawing,
+                "<path class=\"line{class}\" stroke-dasharray=\"{}\" d=\"{path}\"/>",
+                dashes(nth)
+            );
         }
         drawing
     }
@@ -324,7 +350,9 @@ pub fn time(seconds: f64) -> String {
 /// How long the slowest one of so many takes: `ones` are these numbers, ascending, and the series have seconds. Nothing if there is
 /// no time.
 pub fn slowest(title: &str, unit: &str, ones: Vec<f64>, series: Vec<Series>) -> Markup {
-    let all = || series.iter().flat_map(|series| series.values.iter().flatten()).copied().filter(|value| *value > 0.0);
+    let all = || {
+        series.iter().flat_map(|series| series.values.iter().flatten()).copied().filter(|value| *value > 0.0)
+    };
     let (least, most) = (all().fold(f64::INFINITY, f64::min), all().fold(0.0, f64::max));
     if most <= 0.0 {
         return html! {};

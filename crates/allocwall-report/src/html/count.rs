@@ -32,7 +32,14 @@ pub fn count(run: &Run) -> String {
                 }
             }
         },
-        sections: vec![calls(&summary), sizes(&summary), over_time(run), times(&summary), blocks(&summary), limits(&summary)],
+        sections: vec![
+            calls(&summary),
+            sizes(&summary),
+            over_time(run),
+            times(&summary),
+            blocks(&summary),
+            limits(&summary),
+        ],
     };
     document.print()
 }
@@ -68,7 +75,8 @@ fn sizes(summary: &Summary) -> Section {
     Section {
         id: "sizes",
         title: "Sizes",
-        aside: "allocations by requested size: exact numbers; their bytes by the middles of the classes".into(),
+        aside: "allocations by requested size: exact numbers; their bytes by the middles of the classes"
+            .into(),
         body: html! { @if !rows.is_empty() { (table("Allocations by size", &heads, cells)) } },
     }
 }
@@ -89,30 +97,48 @@ fn over_time(run: &Run) -> Section {
         };
         parts.iter().map(rate).collect()
     };
-    let line = |nth: usize, name: &str, values| Series { name: name.into(), colour: Colour::Line(nth), values, band: vec![] };
-    let calls = vec![line(0, "allocations and reallocs", rate(|point| point.calls)), line(1, "frees", rate(|point| point.frees))];
+    let line = |nth: usize, name: &str, values| Series {
+        name: name.into(),
+        colour: Colour::Line(nth),
+        values,
+        band: vec![],
+    };
+    let calls = vec![
+        line(0, "allocations and reallocs", rate(|point| point.calls)),
+        line(1, "frees", rate(|point| point.frees)),
+    ];
     let requested = vec![line(0, "requested", rate(|point| point.bytes))];
     let body = html! {
         @if parts.len() > 1 {
-            (chart(&xs, "Calls", "a second", calls, &|value| thousands(value.round() as u64)))
-            (chart(&xs, "Bytes", "a second", requested, &|value| bytes(value as u64)))
+            (chart(&xs, "Calls", calls, |most| Axis::from_zero(most, number), &number))
+            (chart(&xs, "Bytes", requested, Axis::bytes, &|value| bytes(value as u64)))
         }
     };
     Section { id: "time", title: "Over time", aside: "all processes together".into(), body }
 }
 
-fn chart(xs: &[f64], title: &str, unit: &str, series: Vec<Series>, shown: &dyn Fn(f64) -> String) -> Markup {
+fn number(value: f64) -> String {
+    thousands(value.round() as u64)
+}
+
+fn chart(
+    xs: &[f64],
+    title: &str,
+    series: Vec<Series>,
+    y: impl Fn(f64) -> Axis,
+    shown: &dyn Fn(f64) -> String,
+) -> Markup {
     let most = series.iter().flat_map(|series| series.values.iter().flatten()).copied().fold(0.0, f64::max);
     let seconds = |s: f64| format!("{s:.1} s");
     let chart = Chart {
         title,
-        unit,
+        unit: "a second",
         place: Place::Steps,
         x: Axis::linear(0.0, xs.last().copied().unwrap_or(0.0), 5, seconds),
         xs: xs.to_vec(),
         x_title: "from",
         x_shown: &seconds,
-        y: Axis::from_zero(most, shown),
+        y: y(most),
         series,
         shown,
         linked: "time",
@@ -140,7 +166,12 @@ fn times(summary: &Summary) -> Section {
             band: found.iter().map(|one| one.map(|time| (time.low / 1e9, time.high / 1e9))).collect(),
         }
     });
-    let body = slowest("Time of calls", "the slowest call of so many, sampled, with its 95 % interval", ones.clone(), series.collect());
+    let body = slowest(
+        "Time of calls",
+        "the slowest call of so many, sampled, with its 95 % interval",
+        ones.clone(),
+        series.collect(),
+    );
     Section { id: "latency", title: "Latency", aside: String::new(), body }
 }
 

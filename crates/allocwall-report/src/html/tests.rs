@@ -44,7 +44,10 @@ fn the_policy_allows_this_style_and_this_script_only() {
     assert_eq!(hash(SCRIPT), SCRIPT_HASH);
     let page = page_of(&sketches::first_touch());
     assert!(page.contains("content=\"default-src 'none'; style-src 'sha256-"));
-    assert!(page.contains(&format!("<style>{STYLE}</style>")) && page.contains(&format!("<script>{SCRIPT}</script>")));
+    assert!(
+        page.contains(&format!("<style>{STYLE}</style>"))
+            && page.contains(&format!("<script>{SCRIPT}</script>"))
+    );
     // The policy would refuse these.
     assert!(!page.contains(" style=\"") && !page.contains(" onclick="));
 }
@@ -88,8 +91,12 @@ fn the_shares_of_the_bill_sum_to_the_whole_as_in_the_text() {
         let table = &text[text.find("interval").expect("heads")..text.find("total").expect(case.name)];
         let words: Vec<&str> = table.split(' ').collect();
         // `33.1 % 9.27 33.0 to 34.0 %`: the share is the number before a sign that no range precedes.
-        let shares = words.windows(3).enumerate().filter(|(nth, w)| w[1] == "%" && words[nth.saturating_sub(1)] != "to");
-        let tenths: f64 = shares.filter_map(|(_, w)| w[0].parse::<f64>().ok()).map(|share| share * 10.0).sum();
+        let shares = words
+            .windows(3)
+            .enumerate()
+            .filter(|(nth, w)| w[1] == "%" && words[nth.saturating_sub(1)] != "to");
+        let tenths: f64 =
+            shares.filter_map(|(_, w)| w[0].parse::<f64>().ok()).map(|share| share * 10.0).sum();
         assert_eq!(tenths.round(), 1000.0, "{}: {table}", case.name);
         assert!(text.contains("total 100.0 %"), "{}: {text}", case.name);
     }
@@ -128,7 +135,10 @@ fn hostile_names_stay_text() {
     let data = &data[..data.find("</script>").unwrap()];
     let value: serde_json::Value = serde_json::from_str(data).expect("JSON");
     let names = value["names"].as_array().unwrap();
-    assert!(names.iter().any(|name| name.as_str().unwrap().starts_with("<script>alert(1)</script>")), "{names:?}");
+    assert!(
+        names.iter().any(|name| name.as_str().unwrap().starts_with("<script>alert(1)</script>")),
+        "{names:?}"
+    );
 }
 
 /// A recording with so many samples, of stacks that differ, with long names.
@@ -136,20 +146,36 @@ fn large(samples: u64) -> Recording {
     const NAMES: u32 = 5_000;
     let mut rec = sketches::first_touch().rec;
     let name = |nth: u32| format!("<&\u{202e}{nth}>::{}", "very::long::name::of::a::template<é>".repeat(20));
-    rec.frames = (0..NAMES).map(|nth| Frame { module: Some(1), symbol: Some(name(nth)), offset: u64::from(nth) }).collect();
-    rec.stacks = (0..NAMES).map(|nth| Stack { frames: (0..24).map(|up| (nth >> (up / 2)) % NAMES).collect(), complete: true }).collect();
+    rec.frames = (0..NAMES)
+        .map(|nth| Frame { module: Some(1), symbol: Some(name(nth)), offset: u64::from(nth) })
+        .collect();
+    rec.stacks = (0..NAMES)
+        .map(|nth| Stack { frames: (0..24).map(|up| (nth >> (up / 2)) % NAMES).collect(), complete: true })
+        .collect();
     let one = rec.samples[0];
     let window = rec.meta.window_ns;
     rec.samples = (0..samples)
         .map(|nth| {
             let stack = (nth % u64::from(NAMES)) as u32;
-            allocwall_model::recording::CpuSample { t_ns: nth * window / samples, kernel: None, user: Some(stack), ..one }
+            allocwall_model::recording::CpuSample {
+                t_ns: nth * window / samples,
+                kernel: None,
+                user: Some(stack),
+                ..one
+            }
         })
         .collect();
-    let tick = |nth: u64| Tick { t_ns: nth * window / 4000, user_ns: nth, minor_faults: nth * 100, resident: nth << 12, ..Tick::default() };
+    let tick = |nth: u64| Tick {
+        t_ns: nth * window / 4000,
+        user_ns: nth,
+        minor_faults: nth * 100,
+        resident: nth << 12,
+        ..Tick::default()
+    };
     rec.ticks = (0..4000).map(tick).collect();
     rec.processes[0].cmdline = vec!["<x>".repeat(40_000)];
-    rec.processes[0].environment = (0..1000).map(|nth| (format!("MALLOC_{nth}"), "<".repeat(5_000))).collect();
+    rec.processes[0].environment =
+        (0..1000).map(|nth| (format!("MALLOC_{nth}"), "<".repeat(5_000))).collect();
     rec
 }
 
@@ -173,8 +199,57 @@ fn the_page_is_small_whatever_was_recorded() {
     assert!(boxes.iter().zip(&below).all(|(one, below)| *below <= one[3]));
 }
 
+#[test]
+fn axes_have_lines_at_round_values() {
+    use super::chart::{Axis, Chart, Place};
+    let drawn = |y: Axis| {
+        let chart = Chart {
+            title: "t",
+            unit: "u",
+            place: Place::Points,
+            x: Axis::linear(0.0, 10.0, 5, |s| format!("{s} s")),
+            xs: vec![],
+            x_title: "at",
+            x_shown: &|x| x.to_string(),
+            y,
+            series: vec![],
+            shown: &|x| x.to_string(),
+            linked: "t",
+            longest_gap: 1.0,
+            note: None,
+        };
+        let text = chart.draw().0;
+        let labels = text
+            .split("<text")
+            .skip(1)
+            .map(|rest| &rest[rest.find('>').unwrap() + 1..rest.find('<').unwrap()]);
+        labels.map(String::from).collect::<Vec<_>>()
+    };
+    let x = ["0 s", "2 s", "4 s", "6 s", "8 s", "10 s"].map(String::from);
+    for (y, labels) in [
+        (Axis::from_zero(0.9, |v| format!("{v:.1}")), &["0.5"][..]),
+        (Axis::bytes(2.9e7), &["10.0 MiB", "20.0 MiB"][..]),
+        (Axis::log(9.0, 40.0, |v| format!("{v}")), &["10", "20"][..]),
+        (Axis::log(1.0, 1e4, |v| format!("{v}")), &["1", "10", "100", "1000", "10000"][..]),
+        // A single value, none, and one that is no number.
+        (Axis::log(5.0, 5.0, |v| format!("{v}")), &["5"][..]),
+        (Axis::from_zero(0.0, |v| format!("{v:.1}")), &["0.5", "1.0"][..]),
+        (Axis::from_zero(f64::INFINITY, |v| format!("{v}")), &[][..]),
+    ] {
+        let drawn = drawn(y);
+        assert_eq!(drawn[..labels.len()], *labels, "{drawn:?}");
+        assert_eq!(drawn[labels.len()..], x, "{drawn:?}");
+    }
+}
+
 fn with_ticks(case: &mut Case, throttled: Option<u64>) {
-    let group = |nth: u64| throttled.map(|ns| CgroupTick { throttled_ns: ns * nth, quota_cpus: Some(0.5), ..CgroupTick::default() });
+    let group = |nth: u64| {
+        throttled.map(|ns| CgroupTick {
+            throttled_ns: ns * nth,
+            quota_cpus: Some(0.5),
+            ..CgroupTick::default()
+        })
+    };
     let tick = |nth: u64| Tick {
         t_ns: nth * 250_000_000,
         minor_faults: nth * 1000,
@@ -193,7 +268,10 @@ fn a_series_that_is_missing_is_named_with_its_reason() {
     let unread = Absence::new(Reason::NotFound, "no cpu controller here").mend("mount it");
     case.rec.probes.push(Probe::new(ProbeName::Cgroup, ProbeState::Absent(unread)));
     let text = section(&page_of(&case), "timeline");
-    assert!(text.contains("Throttling: not measured: no cpu controller here. To measure it: mount it"), "{text}");
+    assert!(
+        text.contains("Throttling: not measured: no cpu controller here. To measure it: mount it"),
+        "{text}"
+    );
     assert!(text.contains("Pauses for the collector: no runtime with a collector was found"), "{text}");
     assert!(text.contains("Table: Page faults by kind") && text.contains("4,000"), "{text}");
     // The near twin: it was measured.
@@ -216,7 +294,8 @@ fn faults_are_those_of_owners_if_they_were_looked_up() {
     case.rec.fault_slices = (0..29).map(|nth| slice(nth, 500)).chain([slice(29, 3)]).collect();
     let text = section(&page_of(&case), "timeline");
     assert!(text.contains("Page faults by owner of the memory"), "{text}");
-    let table = &text[text.find("Table: Page faults by owner").unwrap()..text.find("Resident memory").unwrap()];
+    let table =
+        &text[text.find("Table: Page faults by owner").unwrap()..text.find("Resident memory").unwrap()];
     assert!(table.contains("0.00 s 1,000") && table.contains("14.00 s 1,000"), "{table}");
     assert!(!table.contains("14.50 s"), "{table}");
 }
@@ -257,9 +336,15 @@ fn head_of(outcome: &TrialResult) -> Head {
 fn a_trial_begins_with_its_outcome_and_has_the_figures_of_the_text() {
     for outcome in trial_sketches::all() {
         let page = page_of_trial(&outcome);
-        let text = trial_text::trial(&outcome, &["sort".into()], Some(&[]), crate::text::Style { color: false, width: 2000 });
+        let text = trial_text::trial(
+            &outcome,
+            &["sort".into()],
+            Some(&[]),
+            crate::text::Style { color: false, width: 2000 },
+        );
         let verdict = text.lines().find_map(|line| line.strip_prefix("VERDICT")).expect("a verdict").trim();
-        let sentences: Vec<&str> = page.split("class=\"sentence\">").skip(1).map(|rest| &rest[..rest.find('<').unwrap()]).collect();
+        let sentences: Vec<&str> =
+            page.split("class=\"sentence\">").skip(1).map(|rest| &rest[..rest.find('<').unwrap()]).collect();
         assert_eq!(sentences.join(" "), verdict);
         let effects = section(&page, "effects");
         for c in outcome.comparisons.iter().filter(|c| c.effect.is_ok()) {
@@ -271,7 +356,10 @@ fn a_trial_begins_with_its_outcome_and_has_the_figures_of_the_text() {
     let effects = section(&page_of_trial(&trial_sketches::one_better()), "effects");
     assert!(effects.contains("-12.0 to -5.0 %"), "the prediction: {effects}");
     let effects = section(&page_of_trial(&trial_sketches::mixed()), "effects");
-    assert!(effects.contains("refuted:") && effects.contains("this machine has no such library"), "{effects}");
+    assert!(
+        effects.contains("refuted:") && effects.contains("this machine has no such library"),
+        "{effects}"
+    );
 }
 
 #[test]
@@ -294,7 +382,10 @@ fn a_trial_of_a_server_has_its_percentiles() {
     }
     let head = Head { design: outcome.design.clone(), ..head_of(&outcome) };
     let text = section(&trial(&outcome, &head, &blocks, None), "latency");
-    assert!(text.contains("1 in 2 1.000 ms (1.000 ms to 1.000 ms)") && text.contains("1 in 1,000 20.000 ms"), "{text}");
+    assert!(
+        text.contains("1 in 2 1.000 ms (1.000 ms to 1.000 ms)") && text.contains("1 in 1,000 20.000 ms"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -312,7 +403,8 @@ fn counted_calls_have_the_sentence_and_the_sizes_of_the_text() {
     assert!(!page.contains("id=\"time\""));
     let mut longer = run;
     let point = longer.counted.series[0];
-    longer.counted.series = (1..9).map(|nth| allocwall_model::allocations::Point { t_ns: nth * point.t_ns, ..point }).collect();
+    longer.counted.series =
+        (1..9).map(|nth| allocwall_model::allocations::Point { t_ns: nth * point.t_ns, ..point }).collect();
     assert!(section(&count(&longer), "time").contains("Table: Calls"));
 }
 
@@ -321,7 +413,8 @@ fn counted_calls_have_the_sentence_and_the_sizes_of_the_text() {
 fn can_be_looked_at() {
     if let Some(folder) = std::env::var_os("ALLOCWALL_PAGES") {
         for case in sketches::all() {
-            std::fs::write(std::path::Path::new(&folder).join(format!("{}.html", case.name)), page_of(&case)).expect("writable");
+            std::fs::write(std::path::Path::new(&folder).join(format!("{}.html", case.name)), page_of(&case))
+                .expect("writable");
         }
         let trial = page_of_trial(&trial_sketches::mixed());
         std::fs::write(std::path::Path::new(&folder).join("trial.html"), trial).expect("writable");

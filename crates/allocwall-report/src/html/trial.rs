@@ -108,7 +108,8 @@ fn compared(case: &Case, scale: &Scale, comparisons: &[Comparison], arm: usize) 
     let outcome = case.outcome;
     let level = comparisons.iter().map(|c| c.level).fold(0.0, f64::max);
     let interval = format!("{} % interval", text::confidence(level));
-    let heads = ["metric", "change", "baseline", "this arm", "effect", &interval, "outcome", "predicted", "margin"];
+    let heads =
+        ["metric", "change", "baseline", "this arm", "effect", &interval, "outcome", "predicted", "margin"];
     let rows = comparisons.iter().map(|c| {
         let metric = outcome.metric(&c.metric);
         let treated = outcome.summaries[c.arm].medians.get(&c.metric);
@@ -160,7 +161,8 @@ impl Scale {
     fn of(outcome: &TrialResult) -> Scale {
         let all = outcome.comparisons.iter().chain(&outcome.baseline);
         let ends = all.flat_map(|c| {
-            let intervals = c.effect.iter().copied().chain(c.predicted).chain([Interval::new(-c.margin, 0.0, c.margin)]);
+            let intervals =
+                c.effect.iter().copied().chain(c.predicted).chain([Interval::new(-c.margin, 0.0, c.margin)]);
             intervals.flat_map(|i| [i.low, i.high]).collect::<Vec<_>>()
         });
         let (mut least, mut most) = (-0.01, 0.01);
@@ -177,7 +179,10 @@ impl Scale {
     }
 
     fn width(&self, low: f64, high: f64) -> String {
-        percent(0.94 * (high.clamp(self.least, self.most) - low.clamp(self.least, self.most)) / (self.most - self.least))
+        percent(
+            0.94 * (high.clamp(self.least, self.most) - low.clamp(self.least, self.most))
+                / (self.most - self.least),
+        )
     }
 
     fn draw(&self, c: &Comparison) -> Markup {
@@ -235,11 +240,15 @@ fn runs_of(case: &Case, blocks: &[Block], metric: &Metric) -> Markup {
         (0..case.outcome.design.arms.len()).map(|arm| values(blocks, arm, &metric.key)).collect();
     let all = || arms.iter().flatten().map(|(_, value)| *value);
     let (least, most) = (all().fold(f64::INFINITY, f64::min), all().fold(f64::NEG_INFINITY, f64::max));
-    let at = |value: f64| percent(0.03 + if most > least { 0.94 * (value - least) / (most - least) } else { 0.47 });
+    let at = |value: f64| {
+        percent(0.03 + if most > least { 0.94 * (value - least) / (most - least) } else { 0.47 })
+    };
     let shown = |value: f64| text::value(Some(metric), Some(&Ok(value)));
     let rows = arms.iter().enumerate().filter(|(_, runs)| !runs.is_empty()).map(|(arm, runs)| {
         let middle = median(&runs.iter().map(|(_, value)| *value).collect::<Vec<_>>());
-        let ends = |pick: fn(f64, f64) -> f64| runs.iter().map(|(_, value)| *value).reduce(pick).map_or(String::new(), shown);
+        let ends = |pick: fn(f64, f64) -> f64| {
+            runs.iter().map(|(_, value)| *value).reduce(pick).map_or(String::new(), shown)
+        };
         let dots = html! {
             svg.bar.dots width="100%" height="24" aria-hidden="true" {
                 // Neighbours in time are not on one line, so that dots with the same value can be told apart.
@@ -300,7 +309,8 @@ fn percentile(key: &str) -> Option<(f64, &str)> {
 fn percentiles(case: &Case, load: &str, metrics: &[(f64, &Metric)]) -> Markup {
     let scale = if metrics.iter().all(|(_, metric)| metric.unit == Unit::Ns) { 1e-9 } else { 1.0 };
     let middle = |arm: usize, metric: &Metric| {
-        let values: Vec<f64> = values(case.blocks, arm, &metric.key).iter().map(|(_, value)| value * scale).collect();
+        let values: Vec<f64> =
+            values(case.blocks, arm, &metric.key).iter().map(|(_, value)| value * scale).collect();
         (median(&values), median_interval(&values).map(|interval| (interval.low, interval.high)))
     };
     let series: Vec<Series> = (0..case.outcome.design.arms.len())
@@ -310,7 +320,12 @@ fn percentiles(case: &Case, load: &str, metrics: &[(f64, &Metric)]) -> Markup {
         })
         .collect();
     let unit = "the slowest request of so many; median of the runs, with its 95 % interval";
-    slowest(&format!("Response time{load}"), unit, metrics.iter().map(|(share, _)| 1.0 / share).collect(), series)
+    slowest(
+        &format!("Response time{load}"),
+        unit,
+        metrics.iter().map(|(share, _)| 1.0 / share).collect(),
+        series,
+    )
 }
 
 fn settings(case: &Case) -> Section {
@@ -322,24 +337,39 @@ fn settings(case: &Case) -> Section {
         ("command", html! { code { (elide_middle(&text::quoted_words(&head.command), COMMAND)) } }),
         ("allocwall", text(&head.tool_version)),
         ("started", text(&utc(head.started_unix_ms / 1000))),
-        ("arms", text(&outcome.design.arms.iter().map(|arm| arm.name.clone()).collect::<Vec<_>>().join(", "))),
+        (
+            "arms",
+            text(&outcome.design.arms.iter().map(|arm| arm.name.clone()).collect::<Vec<_>>().join(", ")),
+        ),
         ("planned blocks", text(&settings.planned.to_string())),
         ("interim looks after blocks", text(&looks.join(", "))),
         ("smallest change that matters", text(&text::percent(settings.effect))),
         ("random seed", text(&settings.seed.to_string())),
     ];
     for (name, rate) in &head.rates {
-        rows.push(("load", html! { (elide_middle(name, NAME)) " " (format!("{rate:.0} requests a second")) }));
+        rows.push((
+            "load",
+            html! { (elide_middle(name, NAME)) " " (format!("{rate:.0} requests a second")) },
+        ));
     }
     rows.extend(head.machine.iter().map(|fact| ("machine", text(fact))));
     if let Some(origin) = &head.origin {
         rows.push(("folder", text(&origin.folder)));
         rows.push(("program", text(&origin.program)));
-        rows.extend(origin.environment.iter().map(|(name, value)| ("environment", text(&format!("{name}={value}")))));
+        rows.extend(
+            origin.environment.iter().map(|(name, value)| ("environment", text(&format!("{name}={value}")))),
+        );
     }
     if let Some(options) = head.options.as_object() {
         let given = options.iter().filter(|(_, value)| !value.is_null());
-        rows.extend(given.map(|(name, value)| ("option", html! { code { (elide_middle(&format!("{name}: {value}"), COMMAND)) } })));
+        rows.extend(given.map(|(name, value)| {
+            ("option", html! { code { (elide_middle(&format!("{name}: {value}"), COMMAND)) } })
+        }));
     }
-    Section { id: "settings", title: "Settings and host", aside: "as saved before the first run".into(), body: facts(rows) }
+    Section {
+        id: "settings",
+        title: "Settings and host",
+        aside: "as saved before the first run".into(),
+        body: facts(rows),
+    }
 }

@@ -51,7 +51,12 @@ fn cpu(bill: &Bill, lines: &[CpuLine]) -> Markup {
     let sum = |units: &[u64]| units.iter().sum::<u64>();
     let total = (
         html! { "total" },
-        vec![html! {}, html! { (share(sum(&tenths))) }, html! { (page::decimal(sum(&hundredths), 2)) }, html! {}],
+        vec![
+            html! {},
+            html! { (share(sum(&tenths))) },
+            html! { (page::decimal(sum(&hundredths), 2)) },
+            html! {},
+        ],
     );
     html! {
         (whole(shown().map(|((line, tenths), _)| (*tenths as f64 / 1000.0, hex(fill(line.class))))))

@@ -52,7 +52,7 @@ fn graph(case: &Case, tree: &Tree) -> Markup {
                 button type="button" { "Reset zoom" }
                 output {}
             }
-            div.boxes {}
+            div.graph { div.boxes {} }
             p.about aria-live="polite" {}
             noscript { p.absent { "The graph needs the script of this file. The table below has the heaviest stacks." } }
         }
@@ -126,7 +126,8 @@ const BOX: usize = 32;
 fn heaviest(tree: &Tree) -> Markup {
     let mut ends: Vec<(u64, Vec<&str>)> = vec![];
     // Each open node with its depth: the path holds the names above it.
-    let mut open: Vec<(usize, &str, &Node)> = tree.root.children.iter().map(|(name, node)| (0, &**name, node)).collect();
+    let mut open: Vec<(usize, &str, &Node)> =
+        tree.root.children.iter().map(|(name, node)| (0, &**name, node)).collect();
     let mut path: Vec<&str> = vec![];
     while let Some((depth, name, node)) = open.pop() {
         path.truncate(depth);
@@ -142,7 +143,10 @@ fn heaviest(tree: &Tree) -> Markup {
     let rows = ends.iter().map(|(samples, path)| {
         let share = *samples as f64 / tree.samples as f64 * 100.0;
         let path: Vec<String> = path.iter().map(|name| elide_middle(name, NAME / 2)).collect();
-        (html! { code { (path.join(" ← ")) } }, vec![html! { (format!("{share:.1} %")) }, html! { (thousands(*samples)) }])
+        (
+            html! { code { (path.join(" ← ")) } },
+            vec![html! { (format!("{share:.1} %")) }, html! { (thousands(*samples)) }],
+        )
     });
     table("The heaviest stacks", &["stack, leaf first", "share", "samples"], rows)
 }

@@ -27,7 +27,10 @@ fn rows(case: &Case, memory: &TargetMemory, bill: &ResidentBill) -> Markup {
     let fill = |nth: usize| FILLS[nth % FILLS.len()];
     let cells = rows.iter().enumerate().map(|(nth, row)| {
         let bar = bar(row.share, None, fill(nth));
-        (html! { (row.title) }, std::iter::once(bar).chain(row.cells.iter().map(|text| html! { (text) })).collect())
+        (
+            html! { (row.title) },
+            std::iter::once(bar).chain(row.cells.iter().map(|text| html! { (text) })).collect(),
+        )
     });
     html! {
         (whole(rows.iter().enumerate().map(|(nth, row)| (row.share, fill(nth).to_owned()))))

@@ -22,5 +22,10 @@ pub(super) fn section(case: &Case) -> Section {
         }
         (notes(|page| text::own_cost(page, case.rec, case.bill)))
     };
-    Section { id: "missing", title: "Not measured", aside: "what this run could not measure, and its own cost".into(), body }
+    Section {
+        id: "missing",
+        title: "Not measured",
+        aside: "what this run could not measure, and its own cost".into(),
+        body,
+    }
 }

@@ -61,7 +61,11 @@ fn target(rec: &Recording, process: &Process) -> Markup {
         ("settings ignored by the loader (setuid)", yes(&process.secure_exec)),
         ("cgroup", text(rec.cgroup.as_deref().unwrap_or("none"))),
     ];
-    rows.extend(environment.map(|(name, value)| ("environment", html! { code { (short(&format!("{name}={value}"), VALUE)) } })));
+    rows.extend(
+        environment.map(|(name, value)| {
+            ("environment", html! { code { (short(&format!("{name}={value}"), VALUE)) } })
+        }),
+    );
     if process.environment.is_empty() {
         rows.push(("environment", text("no settings of allocators or runtimes")));
     }
@@ -70,7 +74,10 @@ fn target(rec: &Recording, process: &Process) -> Markup {
 
 fn processes(rec: &Recording) -> Markup {
     let rows = rec.processes.iter().take(LISTED).map(|process| {
-        (html! { (process.pid) }, vec![html! { code { (short(&text::command(process), VALUE / 10)) } }, html! { (process.ppid) }])
+        (
+            html! { (process.pid) },
+            vec![html! { code { (short(&text::command(process), VALUE / 10)) } }, html! { (process.ppid) }],
+        )
     });
     let more = rec.processes.len().saturating_sub(LISTED);
     html! {
@@ -89,7 +96,13 @@ fn host(rec: &Recording) -> Markup {
         ("processor", text(format!("{} ({})", host.cpu_model, host.architecture))),
         ("CPUs", text(host.online_cpus)),
         ("NUMA nodes", text(host.numa_nodes)),
-        ("memory", text(match host.memory_bytes { 0 => "not measured: /proc/meminfo could not be read".into(), n => bytes(n) })),
+        (
+            "memory",
+            text(match host.memory_bytes {
+                0 => "not measured: /proc/meminfo could not be read".into(),
+                n => bytes(n),
+            }),
+        ),
         ("page", text(bytes(host.page_bytes))),
         ("hypervisor", text(host.hypervisor.as_deref().unwrap_or("none"))),
         ("container", text(host.container.as_deref().unwrap_or("none"))),
@@ -101,7 +114,13 @@ fn host(rec: &Recording) -> Markup {
         ("perf_event_paranoid", measured(&host.perf_event_paranoid)),
         ("kptr_restrict", measured(&host.kptr_restrict)),
         ("hardware counters", measured(&host.pmu.as_ref().map(|()| "yes").map_err(Clone::clone))),
-        ("user of allocwall", text(match host.euid { 0 => "root".into(), id => format!("uid {id}") })),
+        (
+            "user of allocwall",
+            text(match host.euid {
+                0 => "root".into(),
+                id => format!("uid {id}"),
+            }),
+        ),
     ])
 }
 
@@ -112,7 +131,10 @@ fn recording(case: &Case) -> Markup {
     let mut rows = vec![
         ("allocwall", text(&meta.tool_version)),
         ("started", text(utc(meta.started_unix_ms / 1000))),
-        ("window", text(format!("{:.1} s of {:.1} s", meta.window_ns as f64 / 1e9, meta.requested_ns as f64 / 1e9))),
+        (
+            "window",
+            text(format!("{:.1} s of {:.1} s", meta.window_ns as f64 / 1e9, meta.requested_ns as f64 / 1e9)),
+        ),
         ("samples", text(thousands(case.rec.samples.len() as u64))),
         ("rate", text(format!("{:.0} samples per CPU-second", rate(meta.sample_period_ns)))),
         ("samples of waits", text(format!("each thread {:.0} times a second", rate(meta.wait_period_ns)))),
@@ -135,8 +157,12 @@ fn prices(rec: &Recording) -> Markup {
     let Ok(list) = &rec.prices else { return html! {} };
     let rows = list.prices.iter().take(LISTED).map(|price| {
         let ns = price.ns;
-        let cells = vec![html! { (format!("{:.1} ns", ns.point)) }, html! { (format!("{:.1} to {:.1}", ns.low, ns.high)) }];
-        let title = describe(&price.name).map_or(price.name.clone(), |(group, title)| format!("{}: {title}", group.group.title()));
+        let cells = vec![
+            html! { (format!("{:.1} ns", ns.point)) },
+            html! { (format!("{:.1} to {:.1}", ns.low, ns.high)) },
+        ];
+        let title = describe(&price.name)
+            .map_or(price.name.clone(), |(group, title)| format!("{}: {title}", group.group.title()));
         (text(title), cells)
     });
     html! {
