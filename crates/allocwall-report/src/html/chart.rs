@@ -272,14 +272,16 @@ impl Chart<'_> {
                     point(&mut path, false, self.place(self.xs[row + 1], y));
                 }
             }
-            if !steps && part.len() == 1 {
-                // A line of no length with round ends is a dot.
-                path.push_str("h0");
-            }
+            let is_dot = !steps && part.len() == 1;
+            let (dot, dashes) = match is_dot {
+                // A line of no length with round ends.
+                true => ("h0", "none"),
+                false => ("", dashes(nth)),
+            };
+            let kind = if is_dot { "line dot" } else { "line" };
             let _ = write!(
                 drawing,
-                "<path class=\"line{class}\" stroke-dasharray=\"{}\" d=\"{path}\"/>",
-                dashes(nth)
+                "<path class=\"{kind}{class}\" stroke-dasharray=\"{dashes}\" d=\"{path}{dot}\"/>"
             );
         }
         drawing
@@ -337,13 +339,18 @@ fn swatch(colour: &Colour, nth: usize, line: bool) -> Markup {
     }
 }
 
-/// A time in the unit that fits.
+/// A time in the unit that fits, with three digits.
 pub fn time(seconds: f64) -> String {
-    match seconds {
-        s if s >= 1.0 => format!("{s:.3} s"),
-        s if s >= 1e-3 => format!("{:.3} ms", s * 1e3),
-        s if s >= 1e-6 => format!("{:.2} µs", s * 1e6),
-        s => format!("{:.0} ns", s * 1e9),
+    let (value, unit) = match seconds {
+        s if s >= 1.0 => (s, "s"),
+        s if s >= 1e-3 => (s * 1e3, "ms"),
+        s if s >= 1e-6 => (s * 1e6, "µs"),
+        s => (s * 1e9, "ns"),
+    };
+    match value {
+        v if v >= 100.0 || unit == "ns" => format!("{v:.0} {unit}"),
+        v if v >= 10.0 => format!("{v:.1} {unit}"),
+        v => format!("{v:.2} {unit}"),
     }
 }
 

@@ -383,7 +383,7 @@ fn a_trial_of_a_server_has_its_percentiles() {
     let head = Head { design: outcome.design.clone(), ..head_of(&outcome) };
     let text = section(&trial(&outcome, &head, &blocks, None), "latency");
     assert!(
-        text.contains("1 in 2 1.000 ms (1.000 ms to 1.000 ms)") && text.contains("1 in 1,000 20.000 ms"),
+        text.contains("1 in 2 1.00 ms (1.00 ms to 1.00 ms)") && text.contains("1 in 1,000 20.0 ms"),
         "{text}"
     );
 }
