@@ -340,12 +340,35 @@ def it_can_be_read_without_a_script(made):
         driver.open(made.page)
 
 
+def other_reports_are_pages_too(made):
+    """A trial, from its own run and from its file, and counted calls."""
+    driver = made.driver
+    trial, count, again = (made.folder / f"{name}.html" for name in ("trial", "count", "again-trial"))
+    made.allocwall("trial", "--with", "none", "--blocks", "2", "-o", str(trial), "--", "/bin/true")
+    saved = list((made.folder / "state").rglob("*.trial"))
+    assert len(saved) == 1, saved
+    made.allocwall("report", str(saved[0]), "-o", str(again))
+    assert again.read_bytes() == trial.read_bytes()
+    made.allocwall("count", "-o", str(count), "--", "/bin/ls", "-lR", "/etc")
+    driver.size(400, 800)
+    try:
+        for page in (trial, count):
+            driver.open(page)
+            assert driver.errors() == [], page
+            assert driver.run("return document.documentElement.scrollWidth") <= 400, page
+            assert driver.run("return document.querySelectorAll('main table').length") > 0, page
+    finally:
+        driver.size(1200, 900)
+        driver.open(made.page)
+
+
 TESTS = [
     the_recording_is_kept_beside_the_page, it_is_one_small_file_that_asks_for_nothing, the_browser_reports_no_error,
     a_script_of_others_is_refused, hostile_names_stay_text, the_verdict_is_the_first_text, the_bars_sum_as_the_text_does,
     the_cursor_shows_all_charts_at_one_time, arrow_keys_move_the_cursor, search_marks_boxes_and_says_their_share,
     the_graph_zooms_by_click_and_by_key, a_phone_scrolls_in_one_direction, dark_mode_is_dark, text_has_enough_contrast,
     readers_of_the_screen_have_a_table_for_each_chart, paper_has_every_table, it_can_be_read_without_a_script,
+    other_reports_are_pages_too,
 ]  # fmt: skip
 
 

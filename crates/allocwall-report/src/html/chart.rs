@@ -1,6 +1,7 @@
 //! Charts as SVG, each with its table. Lengths are relative and text is not scaled, so that a chart fits every screen.
 
 use super::page::{percent, table};
+use crate::text::bytes;
 use allocwall_model::units::thousands;
 use maud::{Markup, PreEscaped, html};
 use std::fmt::Write;
@@ -33,14 +34,28 @@ impl Axis {
         Axis::linear(0.0, most * 1.05, 3, shown)
     }
 
-    /// Powers of ten around the positive range from `low` to `high`.
+    /// The same for sizes in bytes, with lines at round numbers of KiB, MiB or GiB.
+    pub fn bytes(most: f64) -> Axis {
+        let unit = [30, 20, 10].map(|power| f64::from(1 << power)).into_iter().find(|unit| most >= *unit);
+        let unit = unit.unwrap_or(1.0);
+        let Axis { low, high, log, ticks } =
+            Axis::from_zero(most / unit, |value| bytes((value * unit) as u64));
+        let ticks = ticks.into_iter().map(|(value, shown)| (value * unit, shown)).collect();
+        Axis { low: low * unit, high: high * unit, log, ticks }
+    }
+
+    /// The range from `low` to `high`, with lines at powers of ten, and in a short range also at 2 and 5 times these.
     pub fn log(low: f64, high: f64, shown: impl Fn(f64) -> String) -> Axis {
+        /// Of the logarithm, so that points and lines at the ends are seen.
+        const MARGIN: f64 = 1.05;
         let low = low.max(f64::MIN_POSITIVE);
-        let (first, last) = (low.log10().floor() as i32, high.max(low).log10().ceil() as i32);
-        let last = last.max(first + 1);
-        let ticks =
-            (first..=last).map(|power| 10f64.powi(power)).map(|value| (value, shown(value))).collect();
-        Axis { low: 10f64.powi(first), high: 10f64.powi(last), log: true, ticks }
+        let (low, high) = if high > low * 1.5 { (low, high) } else { (low / 1.5, low * 1.5) };
+        let factors: &[f64] = if high / low > 200.0 { &[1.0] } else { &[1.0, 2.0, 5.0] };
+        let (low, high) = (low / MARGIN, high * MARGIN);
+        let powers = low.log10().floor() as i32..=high.log10().ceil() as i32;
+        let values = powers.flat_map(|power| factors.iter().map(move |factor| factor * 10f64.powi(power)));
+        let within = values.filter(|value| (low..=high).contains(value));
+        Axis { low, high, log: true, ticks: within.map(|value| (value, shown(value))).collect() }
     }
 
     /// Place of a value, as a fraction of the axis.
@@ -257,14 +272,16 @@ impl Chart<'_> {
                     point(&mut path, false, self.place(self.xs[row + 1], y));
                 }
             }
-            if !steps && part.len() == 1 {
-                // A line of no length with round ends is a dot.
-                path.push_str("h0");
-            }
+            let is_dot = !steps && part.len() == 1;
+            let (dot, dashes) = match is_dot {
+                // A line of no length with round ends.
+                true => ("h0", "none"),
+                false => ("", dashes(nth)),
+            };
+            let kind = if is_dot { "line dot" } else { "line" };
             let _ = write!(
                 drawing,
-                "<path class=\"line{class}\" stroke-dasharray=\"{}\" d=\"{path}\"/>",
-                dashes(nth)
+                "<path class=\"{kind}{class}\" stroke-dasharray=\"{dashes}\" d=\"{path}{dot}\"/>"
             );
         }
         drawing
@@ -322,13 +339,18 @@ fn swatch(colour: &Colour, nth: usize, line: bool) -> Markup {
     }
 }
 
-/// A time in the unit that fits.
+/// A time in the unit that fits, with three digits.
 pub fn time(seconds: f64) -> String {
-    match seconds {
-        s if s >= 1.0 => format!("{s:.3} s"),
-        s if s >= 1e-3 => format!("{:.3} ms", s * 1e3),
-        s if s >= 1e-6 => format!("{:.2} µs", s * 1e6),
-        s => format!("{:.0} ns", s * 1e9),
+    let (value, unit) = match seconds {
+        s if s >= 1.0 => (s, "s"),
+        s if s >= 1e-3 => (s * 1e3, "ms"),
+        s if s >= 1e-6 => (s * 1e6, "µs"),
+        s => (s * 1e9, "ns"),
+    };
+    match value {
+        v if v >= 100.0 || unit == "ns" => format!("{v:.0} {unit}"),
+        v if v >= 10.0 => format!("{v:.1} {unit}"),
+        v => format!("{v:.2} {unit}"),
     }
 }
 

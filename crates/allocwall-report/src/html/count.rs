@@ -110,25 +110,35 @@ fn over_time(run: &Run) -> Section {
     let requested = vec![line(0, "requested", rate(|point| point.bytes))];
     let body = html! {
         @if parts.len() > 1 {
-            (chart(&xs, "Calls", "a second", calls, &|value| thousands(value.round() as u64)))
-            (chart(&xs, "Bytes", "a second", requested, &|value| bytes(value as u64)))
+            (chart(&xs, "Calls", calls, |most| Axis::from_zero(most, number), &number))
+            (chart(&xs, "Bytes", requested, Axis::bytes, &|value| bytes(value as u64)))
         }
     };
     Section { id: "time", title: "Over time", aside: "all processes together".into(), body }
 }
 
-fn chart(xs: &[f64], title: &str, unit: &str, series: Vec<Series>, shown: &dyn Fn(f64) -> String) -> Markup {
+fn number(value: f64) -> String {
+    thousands(value.round() as u64)
+}
+
+fn chart(
+    xs: &[f64],
+    title: &str,
+    series: Vec<Series>,
+    y: impl Fn(f64) -> Axis,
+    shown: &dyn Fn(f64) -> String,
+) -> Markup {
     let most = series.iter().flat_map(|series| series.values.iter().flatten()).copied().fold(0.0, f64::max);
     let seconds = |s: f64| format!("{s:.1} s");
     let chart = Chart {
         title,
-        unit,
+        unit: "a second",
         place: Place::Steps,
         x: Axis::linear(0.0, xs.last().copied().unwrap_or(0.0), 5, seconds),
         xs: xs.to_vec(),
         x_title: "from",
         x_shown: &seconds,
-        y: Axis::from_zero(most, shown),
+        y: y(most),
         series,
         shown,
         linked: "time",

@@ -199,6 +199,49 @@ fn the_page_is_small_whatever_was_recorded() {
     assert!(boxes.iter().zip(&below).all(|(one, below)| *below <= one[3]));
 }
 
+#[test]
+fn axes_have_lines_at_round_values() {
+    use super::chart::{Axis, Chart, Place};
+    let drawn = |y: Axis| {
+        let chart = Chart {
+            title: "t",
+            unit: "u",
+            place: Place::Points,
+            x: Axis::linear(0.0, 10.0, 5, |s| format!("{s} s")),
+            xs: vec![],
+            x_title: "at",
+            x_shown: &|x| x.to_string(),
+            y,
+            series: vec![],
+            shown: &|x| x.to_string(),
+            linked: "t",
+            longest_gap: 1.0,
+            note: None,
+        };
+        let text = chart.draw().0;
+        let labels = text
+            .split("<text")
+            .skip(1)
+            .map(|rest| &rest[rest.find('>').unwrap() + 1..rest.find('<').unwrap()]);
+        labels.map(String::from).collect::<Vec<_>>()
+    };
+    let x = ["0 s", "2 s", "4 s", "6 s", "8 s", "10 s"].map(String::from);
+    for (y, labels) in [
+        (Axis::from_zero(0.9, |v| format!("{v:.1}")), &["0.5"][..]),
+        (Axis::bytes(2.9e7), &["10.0 MiB", "20.0 MiB"][..]),
+        (Axis::log(9.0, 40.0, |v| format!("{v}")), &["10", "20"][..]),
+        (Axis::log(1.0, 1e4, |v| format!("{v}")), &["1", "10", "100", "1000", "10000"][..]),
+        // A single value, none, and one that is no number.
+        (Axis::log(5.0, 5.0, |v| format!("{v}")), &["5"][..]),
+        (Axis::from_zero(0.0, |v| format!("{v:.1}")), &["0.5", "1.0"][..]),
+        (Axis::from_zero(f64::INFINITY, |v| format!("{v}")), &[][..]),
+    ] {
+        let drawn = drawn(y);
+        assert_eq!(drawn[..labels.len()], *labels, "{drawn:?}");
+        assert_eq!(drawn[labels.len()..], x, "{drawn:?}");
+    }
+}
+
 fn with_ticks(case: &mut Case, throttled: Option<u64>) {
     let group = |nth: u64| {
         throttled.map(|ns| CgroupTick {
@@ -340,7 +383,7 @@ fn a_trial_of_a_server_has_its_percentiles() {
     let head = Head { design: outcome.design.clone(), ..head_of(&outcome) };
     let text = section(&trial(&outcome, &head, &blocks, None), "latency");
     assert!(
-        text.contains("1 in 2 1.000 ms (1.000 ms to 1.000 ms)") && text.contains("1 in 1,000 20.000 ms"),
+        text.contains("1 in 2 1.00 ms (1.00 ms to 1.00 ms)") && text.contains("1 in 1,000 20.0 ms"),
         "{text}"
     );
 }

@@ -11,6 +11,7 @@ use allocwall_model::units::{Interval, thousands};
 use allocwall_trial::journal::Head;
 use allocwall_trial::{BASELINES, Block, Comparison, Metric, Outcome, TrialResult, Unit};
 use maud::{Markup, html};
+use serde_json::json;
 use std::collections::BTreeMap;
 
 /// Columns of the command, of the name of an arm, and of a setting.
@@ -352,7 +353,7 @@ fn settings(case: &Case) -> Section {
             html! { (elide_middle(name, NAME)) " " (format!("{rate:.0} requests a second")) },
         ));
     }
-    rows.extend(head.machine.iter().map(|fact| ("machine", text(fact))));
+    rows.push(("machine", text(&head.machine.join(" · "))));
     if let Some(origin) = &head.origin {
         rows.push(("folder", text(&origin.folder)));
         rows.push(("program", text(&origin.program)));
@@ -361,7 +362,9 @@ fn settings(case: &Case) -> Section {
         );
     }
     if let Some(options) = head.options.as_object() {
-        let given = options.iter().filter(|(_, value)| !value.is_null());
+        let given = options
+            .iter()
+            .filter(|(_, value)| !value.is_null() && **value != json!([]) && **value != json!(false));
         rows.extend(given.map(|(name, value)| {
             ("option", html! { code { (elide_middle(&format!("{name}: {value}"), COMMAND)) } })
         }));

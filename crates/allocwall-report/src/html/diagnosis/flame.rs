@@ -52,7 +52,7 @@ fn graph(case: &Case, tree: &Tree) -> Markup {
                 button type="button" { "Reset zoom" }
                 output {}
             }
-            div.boxes {}
+            div.graph { div.boxes {} }
             p.about aria-live="polite" {}
             noscript { p.absent { "The graph needs the script of this file. The table below has the heaviest stacks." } }
         }

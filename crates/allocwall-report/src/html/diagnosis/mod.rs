@@ -12,9 +12,11 @@ mod timeline;
 
 use super::page::{Document, notes};
 use crate::text::missing::Limits;
+use crate::text::remedies::gain;
 use crate::text::{ladder::word, page, verdict as text};
 use allocwall_diagnose::bill::{Bill, Classified};
 use allocwall_diagnose::{Status, Verdict};
+use allocwall_model::catalogue::remedies::find;
 use allocwall_model::recording::Recording;
 use maud::{Markup, html};
 
@@ -65,6 +67,9 @@ fn head(case: &Case) -> Markup {
             div.verdict.(if has_wall { "bad" } else { "good" }) {
                 h2 { "Verdict" }
                 p.sentence { (short(&verdict.sentence, 2000)) }
+                @if let Some(first) = verdict.remedies.first() {
+                    p.facts { "First remedy: " a href="#remedies" { (first.title) } ", " (gain(first, find(&first.remedy))) }
+                }
                 ul.found {
                     @for wall in &verdict.walls { li.bad { (word(Status::Wall).0) ": " (wall.title()) } }
                     @for finding in found(Status::Contributor) {

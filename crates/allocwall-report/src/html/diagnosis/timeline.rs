@@ -16,9 +16,10 @@ use std::collections::BTreeMap;
 const SLICES: usize = 120;
 /// The shortest slice: it has some samples at the usual rate.
 const SHORTEST_S: f64 = 0.1;
+/// In a slice of the CPU time, on average: with fewer, its figures are noise.
+const SAMPLES: usize = 25;
 /// The most series of a stacked chart. The others are one.
 const STACKED: usize = 9;
-const MIB: f64 = (1 << 20) as f64;
 /// Of what has no colour of its own.
 const REST: &str = "#9a9a9a";
 /// Of owners of page faults, in the order in which they are stacked.
@@ -64,7 +65,7 @@ fn chart(
     case: &Case,
     (title, unit): (&str, &str),
     (place, xs): (Place, Vec<f64>),
-    (most, series): (f64, Vec<Series>),
+    (y, series): (Axis, Vec<Series>),
     shown: &dyn Fn(f64) -> String,
     note: Option<Markup>,
 ) -> Markup {
@@ -77,7 +78,7 @@ fn chart(
         xs,
         x_title,
         x_shown: &|s| format!("{s:.2} s"),
-        y: Axis::from_zero(most, shown),
+        y,
         series,
         shown,
         linked: "time",
@@ -128,7 +129,7 @@ fn cpu(case: &Case) -> Measured<Markup> {
         return Err(absence.clone());
     }
     let window_s = case.bill.window_s;
-    let slices = ((window_s / SHORTEST_S) as usize).clamp(1, SLICES);
+    let slices = ((window_s / SHORTEST_S) as usize).min(rec.samples.len() / SAMPLES).clamp(1, SLICES);
     let slice_s = window_s / slices as f64;
     // Each sample stands for one period of CPU time.
     let each = seconds(rec.meta.sample_period_ns) / slice_s.max(f64::MIN_POSITIVE);
@@ -146,7 +147,14 @@ fn cpu(case: &Case) -> Measured<Markup> {
     let series = folded(series.collect());
     let edges = (0..=slices).map(|nth| nth as f64 * slice_s).collect();
     let title = ("CPU time by line of the bill", "CPUs");
-    Ok(chart(case, title, (Place::Slices, edges), (tallest(&series), series), &number, None))
+    Ok(chart(
+        case,
+        title,
+        (Place::Slices, edges),
+        (Axis::from_zero(tallest(&series), number), series),
+        &number,
+        None,
+    ))
 }
 
 /// Indices of the edges of slices that are at least `least_ns` long. A shorter last slice is part of the one before: its few
@@ -220,8 +228,12 @@ fn faults(case: &Case) -> Measured<Markup> {
             (starts(&ticks), kinds, ("Page faults by kind", "a second"))
         }
     };
-    let most = tallest(&series);
-    Ok(chart(case, title, (Place::Slices, xs), (most, series), &number, None))
+    let (from, to) = (xs.first().copied().unwrap_or(0.0), xs.last().copied().unwrap_or(0.0));
+    let whole = from <= SHORTEST_S && to >= case.bill.window_s - SHORTEST_S;
+    let note = (!whole)
+        .then(|| html! { p.note { (format!("Counted from {from:.1} to {to:.1} s of the window.")) } });
+    let y = Axis::from_zero(tallest(&series), number);
+    Ok(chart(case, title, (Place::Slices, xs), (y, series), &number, note))
 }
 
 /// Edges of the slices, and faults a second by owner.
@@ -237,9 +249,13 @@ fn by_owner(rec: &Recording) -> Option<(Vec<f64>, Vec<Series>)> {
         let faults: f64 = of_owner.map(|faults| f64::from(faults.faults)).sum();
         (over_s > 0.0).then(|| faults / over_s)
     };
-    let series = Owner::ALL.into_iter().zip(FILLS.iter().cycle()).map(|(owner, fill)| Series {
+    let fill = |owner: Owner| match owner {
+        Owner::Unknown => REST,
+        owner => FILLS[owner as usize % FILLS.len()],
+    };
+    let series = Owner::ALL.into_iter().map(|owner| Series {
         name: owner.title().into(),
-        colour: Colour::Fixed((*fill).into()),
+        colour: Colour::Fixed(fill(owner).into()),
         values: parts().map(|part| rate(owner, part)).collect(),
         band: vec![],
     });
@@ -261,7 +277,7 @@ fn resident(case: &Case) -> Measured<Markup> {
         return Err(rec.probe_absence(ProbeName::Counters).unwrap_or_else(too_few));
     }
     let read = |read: &dyn Fn(&Tick) -> Option<u64>| -> Vec<Option<f64>> {
-        shown.iter().map(|nth| read(&rec.ticks[*nth]).map(|bytes| bytes as f64 / MIB)).collect()
+        shown.iter().map(|nth| read(&rec.ticks[*nth]).map(|bytes| bytes as f64)).collect()
     };
     let mut series = vec![
         line(0, "resident", read(&|tick| Some(tick.resident))),
@@ -269,7 +285,7 @@ fn resident(case: &Case) -> Measured<Markup> {
         line(2, "huge pages", read(&|tick| Some(tick.smaps?.anon_huge))),
         line(3, "lazily freed", read(&|tick| Some(tick.smaps?.lazy_free))),
     ];
-    let live = live(rec).map(|bytes| bytes / MIB);
+    let live = live(rec);
     if let Ok(live) = live {
         let at_the_end = (0..shown.len()).map(|nth| (nth + 1 == shown.len()).then_some(live));
         series.push(line(4, "live, at the end", at_the_end.collect()));
@@ -290,16 +306,10 @@ fn resident(case: &Case) -> Measured<Markup> {
         @if let Err(absence) = &live { (absent("Live memory", absence)) }
     };
     let xs = shown.iter().map(|nth| seconds(times[*nth])).collect();
-    let most = largest(&series);
-    let mib = |value: f64| bytes((value * MIB) as u64);
-    Ok(chart(
-        case,
-        ("Resident memory", "all processes of the target"),
-        (Place::Points, xs),
-        (most, series),
-        &mib,
-        Some(note),
-    ))
+    let y = Axis::bytes(largest(&series));
+    let shown = |value: f64| bytes(value as u64);
+    let title = ("Resident memory", "all processes of the target");
+    Ok(chart(case, title, (Place::Points, xs), (y, series), &shown, Some(note)))
 }
 
 /// Bytes in use at the end of the window, of all processes.
@@ -339,7 +349,8 @@ fn throttling(case: &Case) -> Measured<Markup> {
     }
     let note = html! { p.note { (quota) } };
     let title = ("Throttling", "CPUs that the quota stopped, in the whole cgroup");
-    Ok(chart(case, title, (Place::Steps, starts(&ticks)), (most, series), &number, Some(note)))
+    let y = Axis::from_zero(most, number);
+    Ok(chart(case, title, (Place::Steps, starts(&ticks)), (y, series), &number, Some(note)))
 }
 
 fn pauses(case: &Case) -> Measured<Markup> {
@@ -375,7 +386,8 @@ fn pauses(case: &Case) -> Measured<Markup> {
     let note = (more > 0).then(|| html! { p.note { (more) " more processes are not drawn." } });
     let title = ("Pauses for the collector", "share of the time in which it ran, as sampled");
     let shown = |value: f64| format!("{} %", number(value));
-    Ok(chart(case, title, (Place::Steps, xs), (largest(&series), series), &shown, note))
+    let y = Axis::from_zero(largest(&series), shown);
+    Ok(chart(case, title, (Place::Steps, xs), (y, series), &shown, note))
 }
 
 /// The most lines of a chart.
