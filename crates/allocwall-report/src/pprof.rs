@@ -1,5 +1,6 @@
 //! Profiles in pprof's format (profile.proto of github.com/google/pprof), compressed as its tools write them.
 
+use crate::escape::terminal;
 use allocwall_model::recording::{Frame, Module};
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -126,7 +127,7 @@ impl Profile {
     }
 }
 
-/// The table of texts. Its first one is empty.
+/// The table of texts, which are made safe. Its first one is empty.
 struct Texts {
     numbers: HashMap<String, u64>,
     list: Vec<String>,
@@ -145,7 +146,7 @@ impl Texts {
         }
         let number = self.list.len() as u64;
         self.numbers.insert(text.to_owned(), number);
-        self.list.push(text.to_owned());
+        self.list.push(terminal(text));
         number
     }
 
