@@ -120,11 +120,11 @@ def parquet_and_csv_read_by_duckdb(case):
         assert of_parquet.columns == of_csv.columns and len(of_parquet) == len(of_csv), name
     by_line = duckdb.sql(f"select line, count(*) from '{case.folder}/samples.parquet' group by line").fetchall()
     assert dict(by_line) == case.samples
-    (cpu_s,) = duckdb.sql(f"select sum(cpu_s) from '{case.folder}/samples.parquet'").fetchone()
+    (cpu_s,) = duckdb.sql(f"select sum(cpu_s) from '{case.folder}/samples.parquet'").fetchall()[0]
     assert close(cpu_s, sum(case.samples.values()) * case.period_ns / 1e9), cpu_s
-    (names,) = duckdb.sql(f"select list(distinct process) from '{case.folder}/samples.parquet'").fetchone()
+    (names,) = duckdb.sql(f"select list(distinct process) from '{case.folder}/samples.parquet'").fetchall()[0]
     assert NAME in names, names
-    grown = duckdb.sql(f"select sum(cpu_user_s + cpu_system_s), sum(minor_faults) from '{case.folder}/series.parquet'").fetchone()
+    grown = duckdb.sql(f"select sum(cpu_user_s + cpu_system_s), sum(minor_faults) from '{case.folder}/series.parquet'").fetchall()[0]
     assert grown[0] > 0 and grown[1] > 0, grown
 
 

@@ -7,6 +7,7 @@ pub mod bill;
 mod cold_start;
 mod context;
 mod counted;
+pub mod diff;
 pub mod expected;
 pub mod hardware;
 mod judge;

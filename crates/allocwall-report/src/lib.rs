@@ -9,6 +9,7 @@ pub mod collapsed;
 mod counters;
 mod csv;
 mod devices;
+pub mod diff;
 pub mod escape;
 pub mod flamegraph;
 pub mod html;

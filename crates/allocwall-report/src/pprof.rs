@@ -1,5 +1,6 @@
 //! Profiles in pprof's format (profile.proto of github.com/google/pprof), compressed as its tools write them.
 
+use crate::escape::terminal;
 use allocwall_model::recording::{Frame, Module};
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -57,7 +58,10 @@ impl Profile {
     /// name alone.
     pub fn code(&mut self, modules: &[Module], frames: &[(&Frame, String)], others: &[String]) {
         let Profile { texts, message } = self;
-        for (number, module) in (1_u64..).zip(modules) {
+        // pprof calls the first one the program.
+        let (files, kernel): (Vec<_>, Vec<_>) =
+            (1_u64..).zip(modules).partition(|(_, module)| !module.path.starts_with('['));
+        for (number, module) in files.into_iter().chain(kernel) {
             let mut mapping = Message::default();
             mapping.number(1, number);
             mapping.number(5, texts.number(&module.path));
@@ -92,8 +96,8 @@ impl Profile {
         for (number, name, path) in named {
             let mut function = Message::default();
             function.number(1, number);
+            // Without a system name: pprof would shorten a name that is equal to it as a mangled one of C++.
             function.number(2, texts.number(name));
-            function.number(3, texts.number(name));
             function.number(4, texts.number(path));
             message.message(5, function);
         }
@@ -126,7 +130,7 @@ impl Profile {
     }
 }
 
-/// The table of texts. Its first one is empty.
+/// The table of texts, which are made safe. Its first one is empty.
 struct Texts {
     numbers: HashMap<String, u64>,
     list: Vec<String>,
@@ -145,7 +149,7 @@ impl Texts {
         }
         let number = self.list.len() as u64;
         self.numbers.insert(text.to_owned(), number);
-        self.list.push(text.to_owned());
+        self.list.push(terminal(text));
         number
     }
 

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 pub use classify::{Classifier, is_allocator_code, user_role};
 pub use cpu::{Sampled, map_calls_by_malloc, stripped_runtime};
 pub use owners::{Basis, Faulted, LEAST_KNOWN, OwnerShare, of_files};
+pub(crate) use sites::callers;
 pub use sites::{GENERATED_CODE, NO_CALLERS, NO_SYMBOL, NO_USER_STACK, PythonStacks, REPRESENTATIVE};
 pub use slab::{LEAST_LATE, SlabUse};
 pub use starts::Starts;
@@ -145,11 +146,11 @@ fn absence(recording: &Recording, probe: ProbeName, otherwise: &str) -> Absence 
 
 /// Number of time slices of a window, for the intervals: half a second each, but at least 15, so that the intervals
 /// are not too wide.
-fn blocks(recording: &Recording) -> usize {
+pub(crate) fn blocks(recording: &Recording) -> usize {
     (recording.meta.window_ns as f64 / 0.5e9).round().clamp(15.0, 60.0) as usize
 }
 
-fn block_of(t_ns: u64, recording: &Recording, blocks: usize) -> usize {
+pub(crate) fn block_of(t_ns: u64, recording: &Recording, blocks: usize) -> usize {
     let at = t_ns as f64 / recording.meta.window_ns.max(1) as f64;
     ((at * blocks as f64) as usize).min(blocks - 1)
 }

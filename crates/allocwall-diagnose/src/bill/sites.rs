@@ -3,8 +3,9 @@
 use super::Site;
 use super::classify::{Classifier, module};
 use allocwall_model::catalogue::symbols::{self, UserRole};
-use allocwall_model::recording::{ModuleRole, PythonSample, Recording};
+use allocwall_model::recording::{CpuSample, ModuleRole, PythonSample, Recording};
 use allocwall_model::stats::wilson;
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// [`Site::function`] if no function of the stack has a name.
@@ -126,6 +127,35 @@ pub fn sites(
     sites.sort_by(|a, b| b.share.total_cmp(&a.share));
     sites.truncate(SITES);
     sites
+}
+
+/// The call sites of samples of CPU time, by their order: a Python function, else a function. None for a sample that does not count,
+/// because it has no deep stack, or because Python stacks represent it.
+pub fn callers<'a>(recording: &'a Recording, classifier: &Classifier) -> Vec<Option<Cow<'a, str>>> {
+    let python = PythonStacks::new(recording);
+    let any_deep = recording.samples.iter().any(|sample| sample.deep);
+    let caller = |sample: &CpuSample| -> Option<Cow<'a, str>> {
+        if python.knows(sample.pid, sample.tid) {
+            let stack = python.near(sample.pid, sample.tid, sample.t_ns)?;
+            let function = stack.frames.first()?.as_str();
+            return Some(match function.rsplit_once(':') {
+                Some((head, _)) if head.contains('(') => Cow::Owned(format!("{head})")),
+                _ => Cow::Borrowed(function),
+            });
+        }
+        if any_deep && !sample.deep {
+            return None;
+        }
+        let complete = is_complete(recording, sample.user);
+        let frames = classifier.frames(sample.user);
+        Some(Cow::Borrowed(match site_frame(recording, classifier, frames, complete) {
+            Some(depth) => name_of(recording, frames[depth]).0,
+            None if sample.user.is_none() => NO_USER_STACK,
+            None if !complete => NO_CALLERS,
+            None => NO_SYMBOL,
+        }))
+    };
+    recording.samples.iter().map(caller).collect()
 }
 
 fn is_complete(recording: &Recording, stack: Option<u32>) -> bool {

@@ -14,10 +14,27 @@ pub const Z95: f64 = 1.959_963_984_540_054;
 
 /// 97.5 % quantile of Student's t; infinite without a degree of freedom.
 pub fn t95(degrees_of_freedom: usize) -> f64 {
+    t_of(0.05, degrees_of_freedom)
+}
+
+/// The quantile of Student's t that both tails exceed with the probability `alpha` in all; infinite without a degree of freedom.
+pub fn t_of(alpha: f64, degrees_of_freedom: usize) -> f64 {
     match StudentsT::new(0.0, 1.0, degrees_of_freedom as f64) {
-        Ok(t) => t.inverse_cdf(0.975),
+        Ok(t) => t.inverse_cdf(1.0 - alpha / 2.0),
         Err(_) => f64::INFINITY,
     }
+}
+
+/// `after` - `before`, if both are independent, from their 95 % intervals (MOVER: G. Y. Zou and A. Donner, Statistics in Medicine 27,
+/// 2008). `wider` is how much wider than those the interval is to be: 1 for 95 %.
+pub fn difference(before: Interval, after: Interval, wider: f64) -> Interval {
+    let point = after.point - before.point;
+    let half = |a: f64, b: f64| wider * a.hypot(b);
+    Interval::new(
+        point - half(after.point - after.low, before.high - before.point),
+        point,
+        point + half(after.high - after.point, before.point - before.low),
+    )
 }
 
 /// Wilson's score interval for a proportion (E. B. Wilson, JASA 22, 1927). Without trials: the interval from 0 to 1.

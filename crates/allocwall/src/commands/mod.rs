@@ -6,6 +6,7 @@ pub mod check;
 pub mod completions;
 pub mod count;
 pub mod diagnose;
+pub mod diff;
 pub mod explain;
 pub mod keep;
 pub mod list;
