@@ -41,6 +41,8 @@ enum Command {
     Count(commands::count::Args),
     /// Print a recording as text, JSON, flamegraph or collapsed stacks, or a saved trial as text, JSON or CSV
     Report(commands::report::Args),
+    /// Watch a running process or a container live: bill, faults, waits and resident memory of the last seconds
+    Top(commands::top::Args),
     /// Try remedies on a command, interleaved with the baseline: effect, interval and outcome for each
     Trial(Box<commands::trial::Args>),
     /// Run a built-in experiment in interleaved blocks, as a trial does; `bench list` lists them
@@ -81,6 +83,7 @@ fn main() -> ExitCode {
         Command::Memory(args) => commands::memory::run(args, &printer),
         Command::Count(args) => commands::count::run(args, &printer),
         Command::Report(args) => commands::report::run(args, &printer),
+        Command::Top(args) => commands::top::run(args, &printer),
         Command::Trial(args) => commands::trial::run(*args, &printer),
         Command::Bench(args) => commands::bench::run(args, &printer),
         Command::Run(args) => commands::run::run(args, &printer),

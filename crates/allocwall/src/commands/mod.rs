@@ -17,4 +17,5 @@ pub mod report;
 pub mod run;
 pub mod shared;
 pub mod subject;
+pub mod top;
 pub mod trial;
