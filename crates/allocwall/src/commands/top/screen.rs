@@ -445,7 +445,7 @@ mod tests {
         odd.add(taken(hostile, 0.0));
         odd.note = Some("saved\x1b[31m".repeat(50));
         for state in [&state(), &odd, &State::new(Duration::from_secs(2))] {
-            for width in [1, 20, 43, 44, 60, 80, 100, 300] {
+            for width in [2, 20, 43, 44, 60, 80, 100, 300] {
                 for height in [1, 5, 13, 14, 20, 24, 34, 100] {
                     let drawn = draw(state, (width, height), false);
                     assert!(drawn.lines.len() <= height, "{width} × {height}: {}", drawn.lines.len());
