@@ -39,10 +39,12 @@ enum Command {
     /// Count the calls of the allocator that a command or a running process makes: rates, sizes, threads, reallocs, call sites; of a
     /// command also latency and lifetimes
     Count(commands::count::Args),
-    /// Print a recording as text, JSON, flamegraph, profile for another tool or table, or a saved trial as text, JSON or CSV
+    /// Print a recording as text, HTML, JSON, flamegraph, profile for another tool or table, or a saved trial as text, HTML, JSON or CSV
     Report(commands::report::Args),
     /// Compare two recordings: what moved in the bill, in call sites and in memory, with intervals
     Diff(commands::diff::Args),
+    /// Watch a running process or a container live: bill, faults, waits and resident memory of the last seconds
+    Top(commands::top::Args),
     /// Try remedies on a command, interleaved with the baseline: effect, interval and outcome for each
     Trial(Box<commands::trial::Args>),
     /// Run a built-in experiment in interleaved blocks, as a trial does; `bench list` lists them
@@ -84,6 +86,7 @@ fn main() -> ExitCode {
         Command::Count(args) => commands::count::run(args, &printer),
         Command::Report(args) => commands::report::run(args, &printer),
         Command::Diff(args) => commands::diff::run(args, &printer),
+        Command::Top(args) => commands::top::run(args, &printer),
         Command::Trial(args) => commands::trial::run(*args, &printer),
         Command::Bench(args) => commands::bench::run(args, &printer),
         Command::Run(args) => commands::run::run(args, &printer),

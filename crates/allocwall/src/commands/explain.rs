@@ -51,6 +51,23 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// What is known of a name, for other verbs.
+pub struct About {
+    /// Its first sentence.
+    pub gist: String,
+    /// As this verb prints it.
+    pub text: String,
+}
+
+pub fn about(name: &str, width: usize, printer: &Printer) -> Option<About> {
+    let pages = pages(name, printer);
+    let texts: Vec<String> = pages.iter().map(|page| page.text(width)).collect();
+    let page = pages.first()?;
+    let what = page.sections.iter().find(|(key, _)| *key == "about").map_or(&page.title, |(_, text)| text);
+    let gist = what.split_inclusive(". ").next().unwrap_or_default().trim_end().to_owned();
+    Some(About { gist, text: texts.join("\n") })
+}
+
 /// All names that can be explained, those to type first.
 fn names() -> impl Iterator<Item = &'static str> {
     TABLE

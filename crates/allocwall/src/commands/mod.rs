@@ -18,4 +18,5 @@ pub mod report;
 pub mod run;
 pub mod shared;
 pub mod subject;
+pub mod top;
 pub mod trial;

@@ -2,7 +2,7 @@
 
 use super::{Args, default_output, end, record_window, target};
 use crate::commands::shared::diagnosis::Diagnosis;
-use crate::commands::shared::processes::start_of;
+use crate::commands::shared::processes::Attached;
 use crate::commands::shared::signals::catch_signals;
 use crate::printer::Printer;
 use allocwall_diagnose::series::{Series, Window, judge, time};
@@ -54,31 +54,6 @@ impl Plan {
             );
         }
         Ok(Plan { windows, window, every })
-    }
-}
-
-/// What the windows after the first one attach to.
-enum Attached {
-    Cgroup(String),
-    /// Each with its start: another process may have its number later.
-    Processes(Vec<(i32, u64)>),
-}
-
-impl Attached {
-    fn processes(pids: &[i32]) -> Attached {
-        Attached::Processes(pids.iter().filter_map(|pid| Some((*pid, start_of(*pid)?))).collect())
-    }
-
-    /// Leaves out what has ended. None if nothing is left.
-    fn target(&mut self) -> Option<Target> {
-        match self {
-            Attached::Cgroup(path) => Some(Target::Cgroup(path.clone())),
-            Attached::Processes(known) => {
-                known.retain(|(pid, start)| start_of(*pid) == Some(*start));
-                let pids: Vec<i32> = known.iter().map(|(pid, _)| *pid).collect();
-                (!pids.is_empty()).then_some(Target::Pids(pids))
-            }
-        }
     }
 }
 
@@ -292,21 +267,5 @@ mod tests {
         let of_file =
             Line::try_parse_from(["diagnose", "file", "--repeat", "5"]).expect("it may be a process");
         assert_eq!(of_file.args.of_a_window(), Some("--repeat"));
-    }
-
-    #[test]
-    fn another_process_with_the_same_number_is_not_the_target() {
-        let own = std::process::id() as i32;
-        let Attached::Processes(mut known) = Attached::processes(&[own, 1 << 23]) else {
-            panic!("processes");
-        };
-        assert_eq!(known.iter().map(|(pid, _)| *pid).collect::<Vec<_>>(), [own]);
-        let is_left = |known: Vec<(i32, u64)>| {
-            let target = Attached::Processes(known).target();
-            matches!(target, Some(Target::Pids(pids)) if pids == [own])
-        };
-        assert!(is_left(known.clone()));
-        known[0].1 += 1;
-        assert!(!is_left(known));
     }
 }

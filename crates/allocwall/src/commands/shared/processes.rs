@@ -4,6 +4,7 @@ use crate::printer::Printer;
 use allocwall_host::containers::{self, Container};
 use allocwall_host::facts::Machine;
 use allocwall_host::proc::ProcFs;
+use allocwall_measure::record::Target;
 use anyhow::{anyhow, bail};
 
 pub fn parse_pid(text: &str) -> Result<i32, String> {
@@ -15,6 +16,31 @@ pub fn start_of(pid: i32) -> Option<u64> {
     let stat = ProcFs::live().process_stat(pid).ok()?;
     // A leader may end before its threads.
     (!stat.ended() || stat.threads > 1).then_some(stat.start_ticks)
+}
+
+/// What the windows after the first one attach to.
+pub enum Attached {
+    Cgroup(String),
+    /// Each with its start: another process may have its number later.
+    Processes(Vec<(i32, u64)>),
+}
+
+impl Attached {
+    pub fn processes(pids: &[i32]) -> Attached {
+        Attached::Processes(pids.iter().filter_map(|pid| Some((*pid, start_of(*pid)?))).collect())
+    }
+
+    /// Leaves out what has ended. None if nothing is left.
+    pub fn target(&mut self) -> Option<Target> {
+        match self {
+            Attached::Cgroup(path) => Some(Target::Cgroup(path.clone())),
+            Attached::Processes(known) => {
+                known.retain(|(pid, start)| start_of(*pid) == Some(*start));
+                let pids: Vec<i32> = known.iter().map(|(pid, _)| *pid).collect();
+                (!pids.is_empty()).then_some(Target::Pids(pids))
+            }
+        }
+    }
 }
 
 /// Those of several processes that run. Says which ones do not.
@@ -78,4 +104,25 @@ fn several(container: &Container, proc: &ProcFs) -> String {
         shown.push(format!("{} more", count - SHOWN));
     }
     format!("{} has {count} processes: {}; choose one with -p", container.title(), shown.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_process_with_the_same_number_is_not_the_target() {
+        let own = std::process::id() as i32;
+        let Attached::Processes(mut known) = Attached::processes(&[own, 1 << 23]) else {
+            panic!("processes");
+        };
+        assert_eq!(known.iter().map(|(pid, _)| *pid).collect::<Vec<_>>(), [own]);
+        let is_left = |known: Vec<(i32, u64)>| {
+            let target = Attached::Processes(known).target();
+            matches!(target, Some(Target::Pids(pids)) if pids == [own])
+        };
+        assert!(is_left(known.clone()));
+        known[0].1 += 1;
+        assert!(!is_left(known));
+    }
 }
