@@ -44,12 +44,10 @@ impl Diagnosis {
         extent: Extent,
         style: Style,
     ) -> anyhow::Result<Vec<u8>> {
-        let Diagnosis { recording, bill, verdict, file } = self;
-        // A path that is not UTF-8 cannot be copied from a terminal, so it is left out.
-        let file = file.as_deref().and_then(Path::to_str);
+        let Diagnosis { recording, bill, verdict, .. } = self;
         let text = match format {
-            Format::Text => text::diagnosis(recording, bill, verdict, file, extent, style),
-            Format::Html => html::diagnosis(recording, bill, verdict, file),
+            Format::Text => self.text(extent, style),
+            Format::Html => html::diagnosis(recording, bill, verdict, self.path()),
             Format::Json => json::document(recording, bill, verdict),
             Format::Collapsed => collapsed::stacks(recording),
             Format::Flamegraph => flamegraph::svg(recording, bill).map_err(absent)?,
@@ -64,6 +62,15 @@ impl Diagnosis {
             }
         };
         Ok(text.into_bytes())
+    }
+
+    pub fn text(&self, extent: Extent, style: Style) -> String {
+        text::diagnosis(&self.recording, &self.bill, &self.verdict, self.path(), extent, style)
+    }
+
+    /// A path that is not UTF-8 cannot be copied from a terminal, so it is left out.
+    fn path(&self) -> Option<&str> {
+        self.file.as_deref().and_then(Path::to_str)
     }
 
     fn table(&self, table: Option<Table>) -> anyhow::Result<tables::Table> {

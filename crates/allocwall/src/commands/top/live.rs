@@ -6,7 +6,7 @@ use super::state::{Halt, State};
 use super::terminal::Terminal;
 use super::windows::{Next, Taken, Windows};
 use crate::commands::explain;
-use crate::commands::shared::diagnosis::{Diagnosis, Format, extent};
+use crate::commands::shared::diagnosis::{Diagnosis, extent};
 use crate::commands::shared::state::{RECORDING, new_state_file};
 use crate::output;
 use crate::printer::Printer;
@@ -310,7 +310,7 @@ impl Ui<'_> {
 impl Content {
     fn text(&self, style: Style, printer: &Printer) -> anyhow::Result<String> {
         match self {
-            Content::Report { diagnosis, all } => diagnosis.render(Format::Text, extent(*all), style),
+            Content::Report { diagnosis, all } => Ok(diagnosis.text(extent(*all), style)),
             Content::Explained(name) => Ok(explain::about(name, style.width, printer)
                 .map_or_else(|| format!("There is no explanation of {name}."), |about| about.text)),
             Content::Help => Ok(HELP.to_owned()),
