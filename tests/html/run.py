@@ -344,7 +344,7 @@ def other_reports_are_pages_too(made):
     """A trial, from its own run and from its file, and counted calls."""
     driver = made.driver
     trial, count, again = (made.folder / f"{name}.html" for name in ("trial", "count", "again-trial"))
-    made.allocwall("trial", "--with", "none", "--blocks", "2", "-o", str(trial), "--", "/bin/true")
+    made.allocwall("trial", "--with", "none", "--blocks", "10", "-o", str(trial), "--", "/bin/true")
     saved = list((made.folder / "state").rglob("*.trial"))
     assert len(saved) == 1, saved
     made.allocwall("report", str(saved[0]), "-o", str(again))

@@ -408,17 +408,15 @@ fn counted_calls_have_the_sentence_and_the_sizes_of_the_text() {
     assert!(section(&count(&longer), "time").contains("Table: Calls"));
 }
 
-/// With ALLOCWALL_PAGES=folder the test writes the pages of the cases there.
+/// With ALLOCWALL_PAGES=folder the test writes pages there: of the cases, and of many samples.
 #[test]
 fn can_be_looked_at() {
-    if let Some(folder) = std::env::var_os("ALLOCWALL_PAGES") {
-        for case in sketches::all() {
-            std::fs::write(std::path::Path::new(&folder).join(format!("{}.html", case.name)), page_of(&case))
-                .expect("writable");
-        }
-        let trial = page_of_trial(&trial_sketches::mixed());
-        std::fs::write(std::path::Path::new(&folder).join("trial.html"), trial).expect("writable");
-        let counted = count(&crate::allocations::tests::run());
-        std::fs::write(std::path::Path::new(&folder).join("count.html"), counted).expect("writable");
-    }
+    let Some(folder) = std::env::var_os("ALLOCWALL_PAGES") else { return };
+    let write = |name: &str, page: String| {
+        std::fs::write(std::path::Path::new(&folder).join(format!("{name}.html")), page).expect("writable");
+    };
+    sketches::all().iter().for_each(|case| write(case.name, page_of(case)));
+    write("large", page_of_recording(&large(200_000)));
+    write("trial", page_of_trial(&trial_sketches::mixed()));
+    write("count", count(&crate::allocations::tests::run()));
 }
