@@ -74,8 +74,8 @@ fn the_name_of_the_file_chooses_the_format() {
         ("a.speedscope.json", b"{\"$schema\""),
         ("a.collapsed", b"sh (pid "),
         // These have no format of their own: the text.
-        ("a.json", b"VERDICT"),
-        ("a", b"VERDICT"),
+        ("a.json", b"allocwall  sh "),
+        ("a", b"allocwall  sh "),
     ];
     for (name, head) in formats {
         let found = place.head_of(name, &[]);
