@@ -192,7 +192,8 @@ fn resident(recording: &Recording) -> Measured<Figure> {
     let half = recording.meta.window_ns / 2;
     let late = || recording.ticks.iter().filter(|tick| tick.t_ns >= half && tick.resident > 0);
     let read = || late().map(|tick| tick.resident as f64);
-    let last = read().last().ok_or_else(|| Absence::new(Reason::Vanished, "resident memory was not read"))?;
+    let last =
+        read().next_back().ok_or_else(|| Absence::new(Reason::Vanished, "resident memory was not read"))?;
     let value = Interval::new(read().fold(last, f64::min), last, read().fold(last, f64::max));
     Ok(Figure { value, slices: None })
 }
