@@ -88,16 +88,22 @@ pub struct Args {
     command: Vec<OsString>,
 }
 
+impl Args {
+    fn format(&self) -> Format {
+        match (self.format, &self.output) {
+            _ if self.json => Format::Json,
+            (Some(format), _) => format,
+            (None, Some(output)) if pages::is_page(output) => Format::Html,
+            (None, _) => Format::Text,
+        }
+    }
+}
+
 pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     if let Some(name) = &args.container {
         args.pid = processes::of_container(name, printer)?;
     }
-    let format = match (args.format, &args.output) {
-        _ if args.json => Format::Json,
-        (Some(format), _) => format,
-        (None, Some(output)) if pages::is_page(output) => Format::Html,
-        (None, _) => Format::Text,
-    };
+    let format = args.format();
     if let Some(why) = misuse(&args, format, printer.stdout_is_terminal()) {
         return Err(usage(why));
     }
@@ -196,14 +202,16 @@ mod tests {
     fn arguments_that_cannot_work_together() {
         let why = |words: &str, terminal: bool| {
             let args = parsed(words).expect("valid arguments");
-            let format = if args.json { Format::Json } else { args.format };
+            let format = args.format();
             misuse(&args, format, terminal).unwrap_or_default()
         };
         assert!(why("--json", false).contains("no target given"));
         assert!(why("--exact -f pprof -o a -- true", false).contains("leave out --exact"));
         assert!(why("-f pprof -- true", true).contains("-o FILE"));
         assert!(why("-p 7 -- true", false).contains("either processes"));
-        for option in ["--exact", "--every 1M", "--per-request 9", "--live", "--format pprof"] {
+        for option in
+            ["--exact", "--every 1M", "--per-request 9", "--live", "--format pprof", "--format html"]
+        {
             let refused = why(&format!("-p 7 {option}"), false);
             let name =
                 if option.starts_with("--format") { option } else { option.split(' ').next().unwrap_or("") };
@@ -211,6 +219,7 @@ mod tests {
         }
         for fine in [
             "-f pprof -o a -- true",
+            "-o a.html -- true",
             "--exact --json -- true",
             "-f collapsed -- true",
             "-- true -p 1",
@@ -231,6 +240,7 @@ mod tests {
         ] {
             assert!(parsed(bad).is_err(), "{bad}");
         }
+        assert!(why("-p 7 -o a.html", false).starts_with("--format html needs a command"));
         assert_eq!(parsed("-p 7,8 --json").expect("valid arguments").pid, [7, 8]);
     }
 }
