@@ -88,12 +88,14 @@ pub struct Args {
     command: Vec<OsString>,
 }
 
-fn chosen(args: &Args) -> Format {
-    match (args.format, &args.output) {
-        _ if args.json => Format::Json,
-        (Some(format), _) => format,
-        (None, Some(output)) if pages::is_page(output) => Format::Html,
-        (None, _) => Format::Text,
+impl Args {
+    fn format(&self) -> Format {
+        match (self.format, &self.output) {
+            _ if self.json => Format::Json,
+            (Some(format), _) => format,
+            (None, Some(output)) if pages::is_page(output) => Format::Html,
+            (None, _) => Format::Text,
+        }
     }
 }
 
@@ -101,7 +103,7 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     if let Some(name) = &args.container {
         args.pid = processes::of_container(name, printer)?;
     }
-    let format = chosen(&args);
+    let format = args.format();
     if let Some(why) = misuse(&args, format, printer.stdout_is_terminal()) {
         return Err(usage(why));
     }
@@ -200,13 +202,16 @@ mod tests {
     fn arguments_that_cannot_work_together() {
         let why = |words: &str, terminal: bool| {
             let args = parsed(words).expect("valid arguments");
-            misuse(&args, chosen(&args), terminal).unwrap_or_default()
+            let format = args.format();
+            misuse(&args, format, terminal).unwrap_or_default()
         };
         assert!(why("--json", false).contains("no target given"));
         assert!(why("--exact -f pprof -o a -- true", false).contains("leave out --exact"));
         assert!(why("-f pprof -- true", true).contains("-o FILE"));
         assert!(why("-p 7 -- true", false).contains("either processes"));
-        for option in ["--exact", "--every 1M", "--per-request 9", "--live", "--format pprof"] {
+        for option in
+            ["--exact", "--every 1M", "--per-request 9", "--live", "--format pprof", "--format html"]
+        {
             let refused = why(&format!("-p 7 {option}"), false);
             let name =
                 if option.starts_with("--format") { option } else { option.split(' ').next().unwrap_or("") };
@@ -214,6 +219,7 @@ mod tests {
         }
         for fine in [
             "-f pprof -o a -- true",
+            "-o a.html -- true",
             "--exact --json -- true",
             "-f collapsed -- true",
             "-- true -p 1",
@@ -234,6 +240,7 @@ mod tests {
         ] {
             assert!(parsed(bad).is_err(), "{bad}");
         }
+        assert!(why("-p 7 -o a.html", false).starts_with("--format html needs a command"));
         assert_eq!(parsed("-p 7,8 --json").expect("valid arguments").pid, [7, 8]);
     }
 }
