@@ -83,7 +83,7 @@ fn the_name_of_the_file_chooses_the_format() {
     }
     let found = place.head_of("b.csv", &["--format", "parquet", "--table", "samples"]);
     assert!(found.starts_with(b"PAR1"), "an option is stronger than a name");
-    assert!(place.head_of("c.csv", &["--table", "series"]).starts_with(b"t_s,over_s,cpu_user_s"));
+    assert!(place.head_of("c.csv", &["--table", "series"]).starts_with(b"t_s,over_s,cpu_user"));
     // The same from a diagnosis of a recording.
     let file = place.recording.to_str().expect("UTF-8");
     let output = place.run(&["diagnose", file, "--format", "pprof"]);
