@@ -49,10 +49,16 @@ impl Printer {
 
     /// The same for data that is no text.
     pub fn bytes(&self, bytes: &[u8]) -> anyhow::Result<()> {
+        self.read_by_anyone(bytes).map(drop)
+    }
+
+    /// The same for data that follows without end: false if nobody reads it any more.
+    pub fn read_by_anyone(&self, bytes: &[u8]) -> anyhow::Result<bool> {
         let mut out = std::io::stdout().lock();
         match out.write_all(bytes).and_then(|()| out.flush()) {
-            Err(e) if e.kind() != ErrorKind::BrokenPipe => Err(e).context("cannot write to standard output"),
-            _ => Ok(()),
+            Ok(()) => Ok(true),
+            Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(false),
+            Err(e) => Err(e).context("cannot write to standard output"),
         }
     }
 

@@ -6,7 +6,7 @@ mod running;
 use running::Running;
 use serde_json::Value;
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -20,10 +20,10 @@ const NOBODY: &str = "4194305";
 /// Long enough for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A shell that uses CPU, and ends after one minute of CPU time.
+/// A shell that uses CPU, and ends after ten minutes of CPU time: allocwall pauses for long where it is slow.
 fn busy() -> Running {
     let mut command = Command::new("sh");
-    command.args(["-c", "ulimit -t 60; while :; do :; done"]).stdin(Stdio::null()).stdout(Stdio::null());
+    command.args(["-c", "ulimit -t 600; while :; do :; done"]).stdin(Stdio::null()).stdout(Stdio::null());
     Running(command.spawn().expect("a shell starts"))
 }
 
@@ -166,7 +166,7 @@ fn a_screen_that_saves_and_explains_and_leaves_the_terminal_as_it_was() {
     screen.press(b"q");
     screen.shows("BILL");
     screen.press(b"s");
-    screen.shows("saved: ");
+    screen.shows("saved:");
     screen.press(b"q");
     screen.shows(LEFT);
     assert_eq!(screen.ends(), Some(0));
@@ -182,7 +182,7 @@ fn a_screen_that_saves_and_explains_and_leaves_the_terminal_as_it_was() {
 fn signals_leave_the_terminal_as_it_was() {
     for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
         let (state, target) = (tempfile::tempdir().unwrap(), busy());
-        let mut screen = Screen::open(command(state.path(), &["-p", &pid(&target)]), 44, 14);
+        let mut screen = Screen::open(command(state.path(), &["-p", &pid(&target), "--every", "1h"]), 44, 14);
         screen.shows("\x1b[?1049h");
         screen.shows("first window");
         // SAFETY: the process is our child, and not yet waited for.
@@ -224,6 +224,24 @@ fn one_window_as_json_and_as_text() {
         assert!(text.contains(part), "{part}: {text}");
     }
     assert!(!text.contains('\x1b') && !text.contains("q quit"), "{text}");
+}
+
+#[test]
+fn it_ends_when_nobody_reads_it_any_more() {
+    let (state, target) = (tempfile::tempdir().unwrap(), busy());
+    let mut command = command(state.path(), &["-p", &pid(&target), "--every", "500ms", "--json"]);
+    let mut child = Running(command.stdout(Stdio::piped()).spawn().expect("the tool starts"));
+    let mut reader = BufReader::new(child.0.stdout.take().unwrap());
+    let mut line = String::new();
+    reader.read_line(&mut line).unwrap();
+    assert!(line.starts_with('{'), "{line}");
+    drop(reader);
+    let until = Instant::now() + PATIENCE;
+    while child.0.try_wait().unwrap().is_none() {
+        assert!(Instant::now() < until, "it goes on");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(child.0.wait().unwrap().code(), Some(0));
 }
 
 #[test]

@@ -21,6 +21,7 @@ use allocwall_model::units;
 use state::State;
 use std::io::IsTerminal;
 use std::process::ExitCode;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use windows::{Next, Windows};
 
@@ -98,10 +99,10 @@ fn batch(
     json: bool,
     printer: &Printer,
 ) -> anyhow::Result<ExitCode> {
-    let interrupted = catch_signals()?;
+    let (interrupted, never) = (catch_signals()?, AtomicBool::new(false));
     let mut state = State::new(windows.every());
     while count.is_none_or(|count| state.count < count) {
-        let next = match windows.next(&interrupted) {
+        let next = match windows.next(&interrupted, &never) {
             // What was printed stays valid.
             Err(error) if state.count > 0 => {
                 printer.warn(&format!("{error:#}"));
@@ -123,7 +124,9 @@ fn batch(
             true => json::line(&state),
             false => screen::block(&state, printer.style()),
         };
-        printer.data(&text)?;
+        if !printer.read_by_anyone(text.as_bytes())? {
+            break;
+        }
     }
     // Interrupted before the first one.
     Ok(if state.count == 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })

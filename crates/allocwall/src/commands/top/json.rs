@@ -19,7 +19,8 @@ fn value(state: &State, seen: &Seen) -> Value {
     let subject = state.subject.as_ref();
     let cpus = subject.map_or(1, |subject| subject.online_cpus);
     let process = subject.and_then(|subject| subject.process.as_ref());
-    let unread = || Absence::new(Reason::TooLittle, "the resident memory has not been read yet");
+    let not_yet = || Absence::new(Reason::TooLittle, "the resident memory has not been read yet");
+    let unread = || state.unread.clone().unwrap_or_else(not_yet);
     json!({
         "format": "allocwall-top",
         "version": VERSION,

@@ -12,8 +12,8 @@ use crate::output;
 use crate::printer::Printer;
 use allocwall_measure::file;
 use allocwall_report::layout::elide_end;
-use allocwall_report::text::Style;
-use anyhow::Context;
+use allocwall_report::text::{Ink, Page, Style};
+use anyhow::{Context, anyhow};
 use rustix::event::{PollFd, PollFlags, poll};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGWINCH};
 use std::io::{Read, Write, stdin};
@@ -22,29 +22,42 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
 use std::time::Duration;
 
 /// A target that can't be recorded is refused within this time, before the screen opens.
 const REFUSED_WITHIN: Duration = Duration::from_millis(150);
-/// How often a paused recorder looks whether it should go on.
-const GLANCE: Duration = Duration::from_millis(100);
 
-const HELP: &str = "\
-q        quit                        Ctrl-C does the same
-s        save the last window as a recording in the state directory
-r Enter  the report of the last window
-↑ ↓      select a line of the screen
-e →      explain the selected line; without one, the wall
-p        pause, and go on
-?        this help
+const KEYS: [(&str, &str); 7] = [
+    ("q", "quit; Ctrl-C does the same"),
+    ("s", "save the last window as a recording in the state directory"),
+    ("r Enter", "the report of the last window"),
+    ("↑ ↓", "select a line of the screen"),
+    ("e →", "explain the selected line; without one, the wall"),
+    ("p", "pause, and go on"),
+    ("?", "this help"),
+];
+const HELP: [&str; 2] = [
+    "In a report or an explanation: ↑ ↓ Space b g G scroll, a shows everything that was measured, q goes back.",
+    "The bill is that of the last window, and of the windows of the last minute together. Windows are short: `allocwall diagnose` records a \
+     longer one, and judges better. allocwall pauses between two windows if it would use more than 1 % of the machine's CPU time otherwise.",
+];
 
-In a report or an explanation: ↑ ↓ Space b g G scroll, a shows everything that was measured, q goes back.
+/// Wakes the thread that draws, also if the one that records panics.
+struct Waker(UnixStream);
 
-The bill is that of the last window, and of the windows of the last minute together. Windows are short: `allocwall diagnose`
-records a longer one, and judges better. allocwall pauses between two windows if it would use more than 1 % of the machine's
-CPU time otherwise.
-";
+impl Waker {
+    fn wake(&self) {
+        // If it is full, the other end is awake anyway.
+        let _ = (&self.0).write(b".");
+    }
+}
+
+impl Drop for Waker {
+    fn drop(&mut self) {
+        self.wake();
+    }
+}
 
 enum News {
     Window(Box<Taken>),
@@ -71,11 +84,12 @@ pub fn run(windows: Windows, printer: &Printer) -> anyhow::Result<ExitCode> {
         shared: shared.clone(),
         rows: vec![],
     };
-    let (send, news) = channel();
-    let waker = wake.try_clone()?;
+    // If the terminal takes no more text, the recorder waits: recordings in the queue take memory.
+    let (send, news) = sync_channel(1);
+    let waker = Waker(wake.try_clone()?);
     std::thread::Builder::new()
         .name("records".into())
-        .spawn(move || follow(windows, &shared, &send, &waker))
+        .spawn(move || follow(windows, &shared, send, waker))
         .context("cannot start a thread")?;
     match news.recv_timeout(REFUSED_WITHIN) {
         Ok(News::Failed(error)) => return Err(error),
@@ -85,7 +99,10 @@ pub fn run(windows: Windows, printer: &Printer) -> anyhow::Result<ExitCode> {
     let ended = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP, SIGWINCH] {
         if signal != SIGWINCH {
-            signal_hook::flag::register(signal, ended.clone()).context("cannot catch signals")?;
+            // A second signal ends it at once, even if the terminal takes no more text.
+            signal_hook::flag::register_conditional_default(signal, ended.clone())
+                .and_then(|_| signal_hook::flag::register(signal, ended.clone()))
+                .context("cannot catch signals")?;
         }
         signal_hook::low_level::pipe::register(signal, wake.try_clone()?).context("cannot catch signals")?;
     }
@@ -101,14 +118,11 @@ pub fn run(windows: Windows, printer: &Printer) -> anyhow::Result<ExitCode> {
 }
 
 /// Records until it is stopped or the target ends.
-fn follow(mut windows: Windows, shared: &Shared, send: &Sender<News>, mut waker: &UnixStream) {
-    // Relaxed: the flags guard no other data.
-    while !shared.stopped.load(Ordering::Relaxed) {
-        if shared.paused.load(Ordering::Relaxed) {
-            std::thread::sleep(GLANCE);
-            continue;
-        }
-        let (news, last) = match windows.next(&shared.stopped) {
+fn follow(mut windows: Windows, shared: &Shared, send: SyncSender<News>, waker: Waker) {
+    // In this order at the end: the sender, then the waker, so that who is woken sees that nothing follows.
+    let (waker, send) = (waker, send);
+    loop {
+        let (news, last) = match windows.next(&shared.stopped, &shared.paused) {
             Ok(Next::Window(taken)) => (News::Window(taken), false),
             Ok(Next::Ended) => (News::Halt(Halt::Ended), true),
             Ok(Next::Interrupted) => return,
@@ -117,8 +131,7 @@ fn follow(mut windows: Windows, shared: &Shared, send: &Sender<News>, mut waker:
         if send.send(news).is_err() {
             return;
         }
-        // If it is full, the other end is awake anyway.
-        let _ = waker.write(b".");
+        waker.wake();
         if last {
             return;
         }
@@ -126,7 +139,7 @@ fn follow(mut windows: Windows, shared: &Shared, send: &Sender<News>, mut waker:
 }
 
 /// A text over the whole screen.
-struct Page {
+struct Shown {
     content: Content,
     /// The first line that is shown.
     from: usize,
@@ -141,7 +154,7 @@ enum Content {
 struct Ui<'a> {
     printer: &'a Printer,
     state: State,
-    page: Option<Page>,
+    page: Option<Shown>,
     /// The recording that was saved last.
     saved_from: Option<String>,
     shared: Arc<Shared>,
@@ -174,8 +187,17 @@ impl Ui<'_> {
                 return Ok(());
             }
             while woken.read(&mut buffer).is_ok_and(|read| read == buffer.len()) {}
-            while let Ok(news) = news.try_recv() {
-                self.hear(news)?;
+            loop {
+                match news.try_recv() {
+                    Ok(news) => self.hear(news)?,
+                    Err(TryRecvError::Empty) => break,
+                    Err(TryRecvError::Disconnected) => {
+                        if matches!(self.state.halt, None | Some(Halt::Paused)) {
+                            self.hear(News::Failed(anyhow!("the recording stopped: internal error")))?;
+                        }
+                        break;
+                    }
+                }
             }
             if typed.contains(PollFlags::IN) {
                 let read = rustix::io::read(&input, &mut buffer).unwrap_or(0);
@@ -249,7 +271,7 @@ impl Ui<'_> {
             Key::Save => self.save(),
             Key::Report => self.report(),
             Key::Explain => self.explain(),
-            Key::Help => self.page = Some(Page { content: Content::Help, from: 0 }),
+            Key::Help => self.page = Some(Shown { content: Content::Help, from: 0 }),
             Key::Pause => self.pause(),
             Key::Up | Key::Down => self.select(key == Key::Down),
             Key::Back => self.state.selected = None,
@@ -292,16 +314,16 @@ impl Ui<'_> {
         match file::decode(Path::new("(last window)"), bytes) {
             Ok(recording) => {
                 let diagnosis = Box::new(Diagnosis::of(recording, None));
-                self.page = Some(Page { content: Content::Report { diagnosis, all: false }, from: 0 });
+                self.page = Some(Shown { content: Content::Report { diagnosis, all: false }, from: 0 });
             }
             Err(error) => self.state.note = Some(error.to_string()),
         }
     }
 
     fn explain(&mut self) {
-        let wall = || Some(self.state.last()?.walls.first()?.title());
+        let wall = || Some(self.state.judge().walls.first()?.wall.title());
         match self.state.selected.map(|row| row.name()).or_else(wall) {
-            Some(name) => self.page = Some(Page { content: Content::Explained(name.to_owned()), from: 0 }),
+            Some(name) => self.page = Some(Shown { content: Content::Explained(name.to_owned()), from: 0 }),
             None => self.state.note = Some("select a line with ↑ and ↓ first".to_owned()),
         }
     }
@@ -313,7 +335,7 @@ impl Content {
             Content::Report { diagnosis, all } => Ok(diagnosis.text(extent(*all), style)),
             Content::Explained(name) => Ok(explain::about(name, style.width, printer)
                 .map_or_else(|| format!("There is no explanation of {name}."), |about| about.text)),
-            Content::Help => Ok(HELP.to_owned()),
+            Content::Help => Ok(help(style)),
         }
     }
 
@@ -329,5 +351,30 @@ impl Content {
         if let Content::Report { all, .. } = self {
             *all = !*all;
         }
+    }
+}
+
+fn help(style: Style) -> String {
+    let mut page = Page::new(style);
+    for (key, does) in KEYS {
+        page.hang(key, Ink::Heading, 9, does, Ink::Plain);
+    }
+    for text in HELP {
+        page.blank();
+        page.wrapped(0, text, Ink::Plain);
+    }
+    page.out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use allocwall_report::layout::columns;
+
+    #[test]
+    fn the_help_fits_the_narrowest_screen() {
+        let text = help(Style { color: false, width: 44 });
+        assert!(text.lines().all(|line| columns(line) <= 44), "{text}");
+        assert!(text.contains("this help") && text.contains("q goes") && text.contains("otherwise."));
     }
 }

@@ -333,25 +333,18 @@ fn faults(bill: &Bill) -> Section {
     let aside = [rate(&bill.rates.minor_faults, "minor"), rate(&bill.rates.major_faults, "major")].join(", ");
     let mut rows = Vec::new();
     for faulted in &bill.faulted {
-        let per_s = match (faulted.basis, &bill.rates.minor_faults) {
-            (Basis::Number { .. }, Ok(rate)) => Some(rate * faulted.known),
-            _ => None,
-        };
         for one in faulted.owners.iter().filter(|one| one.share.point >= LEAST_SHARE) {
             rows.push(Line {
                 row: Some(Row::Fault(faulted.wall, one.owner)),
                 title: format!("{}: {}", faulted.wall.title(), one.owner.title()),
                 part: one.share.point,
                 ink: Ink::Plain,
-                cells: [
-                    percent(one.share.point),
-                    per_s.map_or(String::new(), |rate| thousands((rate * one.share.point).round() as u64)),
-                ],
+                cells: [percent(one.share.point), String::new()],
             });
         }
     }
     let by_number = bill.faulted.iter().any(|faulted| matches!(faulted.basis, Basis::Number { .. }));
-    let heads = if by_number { ["part", "faults/s"] } else { ["part of CPU", ""] };
+    let heads = [if by_number { "part" } else { "part of CPU" }, ""];
     Section { title: "FAULTS", aside, heads: heads.map(str::to_owned), rows }
 }
 
@@ -385,7 +378,11 @@ fn memory(state: &State, seen: &Seen) -> Section {
     let heads = ["size", "part"].map(str::to_owned);
     let now = bytes(seen.bill.rates.resident_end);
     let Some(memory) = &state.memory else {
-        let aside = format!("{now} resident; not yet read by owner");
+        let why = match &state.unread {
+            Some(absence) => format!("by owner: not measured: {}", absence.detail),
+            None => "not yet read by owner".to_owned(),
+        };
+        let aside = format!("{now} resident; {why}");
         return Section { title: "MEMORY", aside, heads, rows: vec![] };
     };
     let mut sizes =

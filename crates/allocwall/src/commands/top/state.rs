@@ -10,7 +10,7 @@ use allocwall_model::catalogue::owners::Owner;
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::recording::{ProbeName, Process, Recording, gained};
 use allocwall_model::resident::{ResidentOwner, TargetMemory};
-use allocwall_model::units::Absence;
+use allocwall_model::units::{Absence, Reason};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -95,6 +95,8 @@ pub struct State {
     bytes: Option<Vec<u8>>,
     pub subject: Option<Subject>,
     pub memory: Option<Memory>,
+    /// Why the last reading of it failed.
+    pub unread: Option<Absence>,
     pub halt: Option<Halt>,
     pub selected: Option<Row>,
     /// One line: what a key did.
@@ -113,6 +115,7 @@ impl State {
             bytes: None,
             subject: None,
             memory: None,
+            unread: None,
             halt: None,
             selected: None,
             note: None,
@@ -136,8 +139,14 @@ impl State {
         });
         let judged = series::Window::of(at_s, &recording, &bill, &verdict);
         let throttled = throttled(&recording);
-        if let Ok(read) = recording.resident {
-            self.memory = Some(Memory { at_s: at_s + bill.window_s, read });
+        match recording.resident {
+            Ok(read) => {
+                self.memory = Some(Memory { at_s: at_s + bill.window_s, read });
+                self.unread = None;
+            }
+            // It is not read in every window.
+            Err(absence) if absence.reason == Reason::Disabled => {}
+            Err(absence) => self.unread = Some(absence),
         }
         self.windows.push_back(Seen { at_s, bill, judged, walls: verdict.walls, throttled, own, pause });
         let since = at_s - KEPT_S;
@@ -242,6 +251,24 @@ mod tests {
         unread.resident = calm().resident;
         state.add(taken(unread, 2.0));
         assert!(state.memory.as_ref().is_some_and(|memory| memory.at_s == 2.0));
+    }
+
+    #[test]
+    fn why_the_memory_is_not_read_is_kept_until_it_is() {
+        let mut state = State::new(Duration::from_secs(2));
+        let unread = |reason| {
+            let mut recording = first_touch();
+            recording.resident = Err(Absence::new(reason, "why"));
+            taken(recording, 0.0)
+        };
+        // Not in this window: no reason at all.
+        state.add(unread(Reason::Disabled));
+        assert_eq!(state.unread, None);
+        state.add(unread(Reason::NotPermitted));
+        state.add(unread(Reason::Disabled));
+        assert_eq!(state.unread.as_ref().map(|absence| absence.reason), Some(Reason::NotPermitted));
+        state.add(taken(first_touch(), 0.0));
+        assert_eq!(state.unread, None);
     }
 
     #[test]

@@ -18,6 +18,8 @@ const RATE_HZ: u32 = 199;
 const MEMORY_EVERY_NS: u64 = 10_000_000_000;
 /// How long a pause takes to notice that the user wants something.
 const GLANCE: Duration = Duration::from_millis(100);
+/// And that the target has ended.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// A window, judged.
 pub struct Taken {
@@ -65,22 +67,30 @@ impl Windows {
         self.every
     }
 
-    /// Waits for the end of the pause, then records a window.
+    /// Waits for the end of the pause, and as long as the user wants one, then records a window.
     ///
     /// # Errors
     /// The target cannot be recorded.
-    pub fn next(&mut self, interrupted: &AtomicBool) -> anyhow::Result<Next> {
-        // Relaxed: the flag guards no other data.
-        let stopped = || interrupted.load(Ordering::Relaxed);
+    pub fn next(&mut self, interrupted: &AtomicBool, paused: &AtomicBool) -> anyhow::Result<Next> {
+        let mut look_ns = clock::monotonic_ns() + LOOK.as_nanos() as u64;
         loop {
             let now = clock::monotonic_ns();
-            if stopped() {
+            // Relaxed: the flags guard no other data.
+            if interrupted.load(Ordering::Relaxed) {
                 return Ok(Next::Interrupted);
             }
-            if now >= self.resume_ns {
-                break;
+            if now >= look_ns {
+                look_ns = now + LOOK.as_nanos() as u64;
+                if self.first.is_none() && self.attached.target().is_none() {
+                    return Ok(Next::Ended);
+                }
             }
-            clock::sleep_until(self.resume_ns.min(now + GLANCE.as_nanos() as u64));
+            let glance_ns = now + GLANCE.as_nanos() as u64;
+            match paused.load(Ordering::Relaxed) {
+                true => clock::sleep_until(glance_ns),
+                false if now >= self.resume_ns => break,
+                false => clock::sleep_until(self.resume_ns.min(glance_ns)),
+            }
         }
         let target = match self.first.take() {
             Some(target) => target,
