@@ -91,9 +91,16 @@ fn shell_words(command: &str) -> Vec<&str> {
     command.split(blank).filter(|word| !word.is_empty()).collect()
 }
 
+/// The most characters in a column, on average: those that combine with others take no room of their own.
+const IN_A_COLUMN: usize = 4;
+
+fn fits(text: &str, width: usize) -> bool {
+    columns(text) <= width && text.chars().nth(IN_A_COLUMN * width).is_none()
+}
+
 /// Shortens in the middle: the start shows the namespace, the end shows the function.
 pub fn elide_middle(text: &str, width: usize) -> String {
-    if columns(text) <= width {
+    if fits(text, width) {
         return text.to_string();
     }
     if width < 5 {
@@ -108,7 +115,7 @@ pub fn elide_middle(text: &str, width: usize) -> String {
 }
 
 pub fn elide_end(text: &str, width: usize) -> String {
-    if columns(text) <= width {
+    if fits(text, width) {
         return text.to_string();
     }
     let kept = take_columns(text.chars(), width.saturating_sub(1));
@@ -118,6 +125,7 @@ pub fn elide_end(text: &str, width: usize) -> String {
 fn take_columns(chars: impl Iterator<Item = char>, width: usize) -> String {
     let mut used = 0;
     chars
+        .take(IN_A_COLUMN * width)
         .take_while(|&c| {
             used += char_columns(c);
             used <= width

@@ -38,7 +38,8 @@ fn beside(path: &Path, source: Option<&Path>) -> anyhow::Result<NamedTempFile> {
     })
 }
 
-fn may_replace(path: &Path, source: Option<&Path>) -> anyhow::Result<()> {
+/// Whether a file may be overwritten that is not `source`.
+pub fn may_replace(path: &Path, source: Option<&Path>) -> anyhow::Result<()> {
     let shown = path.display();
     let found = match fs::symlink_metadata(path) {
         Ok(found) => found,

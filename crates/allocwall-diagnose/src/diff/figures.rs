@@ -198,8 +198,12 @@ fn resident(recording: &Recording) -> Measured<Figure> {
     Ok(Figure { value, slices: None })
 }
 
-/// The call sites with most memory work in either recording, each with its share of CPU time in both. None without samples.
+/// The call sites with most memory work in either recording, each with its share of CPU time in both. None without samples, or if
+/// only one recording has the kernel's: much memory work is there.
 pub fn sites(before: &Side, after: &Side) -> Vec<(Quantity, [Figure; 2])> {
+    if before.recording.meta.kernel_samples != after.recording.meta.kernel_samples {
+        return vec![];
+    }
     let [Some(before), Some(after)] = [before, after].map(Callers::of) else { return vec![] };
     let wanted: BTreeSet<&str> = before.most().chain(after.most()).collect();
     let figures = |site: &str| [before.figure(site), after.figure(site)];

@@ -1,8 +1,10 @@
 //! A limit for a change, as a gate in CI: `first-touch>+3%`.
 
-use super::{Change, Diff, Outcome, Quantity, Unit};
+use super::{Diff, Outcome, Quantity, Unit};
 use allocwall_model::catalogue::nearest;
 use allocwall_model::catalogue::walls::Wall;
+use allocwall_model::stats::difference;
+use allocwall_model::units::Interval;
 use std::fmt;
 
 /// The whole interval of a change must be above the limit.
@@ -17,8 +19,9 @@ pub struct Gate {
 pub enum Judged {
     Met(String),
     NotMet,
-    /// The interval has the limit in it, or the change was not measured.
+    /// The interval has the limit in it.
     Undecided(String),
+    NotMeasured(String),
 }
 
 impl Gate {
@@ -37,35 +40,35 @@ impl Gate {
 
     pub fn judge(&self, diff: &Diff) -> Judged {
         let Some(change) = diff.changes.iter().find(|change| change.quantity == self.quantity) else {
-            return Judged::Undecided(format!("{self}: not compared"));
+            return Judged::NotMeasured(format!("{self}: not compared"));
         };
-        let Some((low, high)) = self.interval(change) else {
-            let why = change.before.as_ref().err().or(change.after.as_ref().err());
-            let why = why.map_or_else(|| "it was 0 before".to_owned(), ToString::to_string);
-            return Judged::Undecided(format!("{self}: not measured: {why}"));
+        let (before, after) = match (&change.before, &change.after) {
+            (Ok(before), Ok(after)) => (*before, *after),
+            (Err(why), _) | (_, Err(why)) => {
+                return Judged::NotMeasured(format!("{self}: not measured: {why}"));
+            }
+        };
+        // What is above the limit. The value before has an interval too.
+        let above = match change.unit {
+            Unit::Share => {
+                let beyond = difference(before, after, change.wider);
+                Interval::new(beyond.low - self.limit, beyond.point - self.limit, beyond.high - self.limit)
+            }
+            _ => difference(before.scaled(1.0 + self.limit), after, change.wider),
         };
         let shown = || change.shown().unwrap_or_default();
-        if low > self.limit {
+        if change.outcome == Outcome::Same || above.high <= 0.0 {
+            Judged::NotMet
+        } else if above.low > 0.0 {
             Judged::Met(format!("{self}: {}", shown()))
-        } else if high > self.limit {
+        } else {
             let longer = match change.outcome {
-                Outcome::Undecided { window_s } => format!("; windows of {window_s:.0} s may decide"),
+                Outcome::Undecided { window_s: Some(window_s) } => {
+                    format!("; windows of {window_s:.0} s may decide")
+                }
                 _ => String::new(),
             };
             Judged::Undecided(format!("{self}: undecided: {}{longer}", shown()))
-        } else {
-            Judged::NotMet
-        }
-    }
-
-    /// In the terms of the limit.
-    fn interval(&self, change: &Change) -> Option<(f64, f64)> {
-        let difference = change.difference?;
-        let before = change.before.as_ref().ok()?.point;
-        match change.unit {
-            Unit::Share => Some((difference.low, difference.high)),
-            _ if before > 0.0 => Some((difference.low / before, difference.high / before)),
-            _ => None,
         }
     }
 }

@@ -12,10 +12,11 @@ pub use figures::{Quantity, Side};
 pub use gate::{Gate, Judged};
 
 use crate::context::{bytes, main_process, percent};
+use allocwall_model::catalogue::cost::CostClass;
 use allocwall_model::recording::Recording;
 use allocwall_model::stats::several::ALPHA;
 use allocwall_model::stats::{difference, t_of, t95};
-use allocwall_model::units::{Interval, Measured, count};
+use allocwall_model::units::{Absence, Interval, Measured, Reason, count};
 use figures::Figure;
 
 pub struct Diff {
@@ -36,6 +37,8 @@ pub struct Change {
     pub after: Measured<Interval>,
     /// With an interval that holds for all changes together. None if one of the values is absent.
     pub difference: Option<Interval>,
+    /// By how much the intervals of the values are widened so that those of all changes hold together.
+    pub wider: f64,
     pub outcome: Outcome,
 }
 
@@ -57,9 +60,9 @@ pub enum Outcome {
     Down,
     /// The whole interval is within the margin.
     Same,
-    /// A window of this length would decide, if the difference stays as it is, seconds.
+    /// A window of this length would decide, if the difference stays as it is, seconds. None if a longer window does not help.
     Undecided {
-        window_s: f64,
+        window_s: Option<f64>,
     },
     NotMeasured,
 }
@@ -132,8 +135,15 @@ impl Change {
 
 pub fn compare(before: &Side, after: &Side) -> Diff {
     let per_unit = before.units.is_some() && after.units.is_some();
+    let kernels = [before, after].map(|side| side.recording.meta.kernel_samples);
     let figures = |quantity: Quantity| {
-        let values = [quantity.of(before), quantity.of(after)];
+        // Without kernel stacks, all kernel time is on this line.
+        let values = match quantity == Quantity::Line(CostClass::UnnamedKernel) && kernels[0] != kernels[1] {
+            true => [before, after].map(|_| {
+                Err(Absence::new(Reason::NotApplicable, "kernel stacks were sampled in one recording only"))
+            }),
+            false => [quantity.of(before), quantity.of(after)],
+        };
         (quantity, values)
     };
     let sites = figures::sites(before, after).into_iter().map(|(site, values)| (site, values.map(Ok)));
@@ -159,16 +169,16 @@ impl Change {
         window_s: f64,
     ) -> Change {
         let both = before.as_ref().ok().zip(after.as_ref().ok());
-        let difference = both.map(|(a, b)| {
-            // Without slices: the values are ranges, which are not wider for a family.
-            let wider = a.slices.zip(b.slices).map_or(1.0, |(a, b)| {
-                let freedom = a.min(b).saturating_sub(1).max(1);
-                t_of(ALPHA / family as f64, freedom) / t95(freedom)
-            });
-            difference(a.value, b.value, wider)
+        // Without slices: the values are ranges, which are not wider for a family, and not narrower in a longer window.
+        let slices = both.and_then(|(a, b)| a.slices.zip(b.slices));
+        let wider = slices.map_or(1.0, |(a, b)| {
+            let freedom = a.min(b).saturating_sub(1).max(1);
+            t_of(ALPHA / family as f64, freedom) / t95(freedom)
         });
+        let difference = both.map(|(a, b)| difference(a.value, b.value, wider));
         let (amount, part) = quantity.margin(per_unit);
         let margin = both.map_or(amount, |(a, b)| amount.max(part * a.value.point.max(b.value.point)));
+        let window_s = slices.map(|_| window_s);
         let outcome = difference.map_or(Outcome::NotMeasured, |d| outcome(d, margin, window_s));
         let value = |figure: Measured<Figure>| figure.map(|figure| figure.value);
         Change {
@@ -177,12 +187,13 @@ impl Change {
             before: value(before),
             after: value(after),
             difference,
+            wider,
             outcome,
         }
     }
 }
 
-fn outcome(d: Interval, margin: f64, window_s: f64) -> Outcome {
+fn outcome(d: Interval, margin: f64, window_s: Option<f64>) -> Outcome {
     if -margin < d.low && d.high < margin {
         return Outcome::Same;
     }
@@ -194,14 +205,14 @@ fn outcome(d: Interval, margin: f64, window_s: f64) -> Outcome {
     }
     // The interval must leave 0, or come within the margin. It shrinks with the root of the window.
     let needed = d.point.abs().max(margin - d.point.abs()).max(f64::MIN_POSITIVE);
-    Outcome::Undecided { window_s: window_s * (d.half_width() / needed).powi(2).max(1.0) }
+    Outcome::Undecided { window_s: window_s.map(|s| s * (d.half_width() / needed).powi(2).max(1.0)) }
 }
 
 /// What moved most: a wall or a line of the bill, else another figure.
 fn sentence(changes: &[Change]) -> String {
     let moved: Vec<&Change> = changes.iter().filter(|change| change.outcome.moved()).collect();
     let size = |change: &&&Change| change.difference.map_or(0.0, |d| d.point.abs());
-    let application = Quantity::Line(allocwall_model::catalogue::cost::CostClass::Application);
+    let application = Quantity::Line(CostClass::Application);
     let of = |wanted: fn(&Quantity) -> bool| {
         let of = moved.iter().filter(|change| wanted(&change.quantity) && change.quantity != application);
         of.max_by(|a, b| size(a).total_cmp(&size(b)))

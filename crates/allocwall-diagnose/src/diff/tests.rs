@@ -105,6 +105,27 @@ fn memory_moves_beyond_its_margin() {
 }
 
 #[test]
+fn a_limit_ignores_what_is_the_same_and_counts_the_error_of_the_value_before() {
+    let judged = |before: Interval, after: Interval, outcome| {
+        let wider = 1.0;
+        let difference = Some(difference(before, after, wider));
+        let (quantity, unit) = (Quantity::MajorFaults, Unit::PerSecond);
+        let change =
+            Change { quantity, unit, before: Ok(before), after: Ok(after), difference, wider, outcome };
+        let diff = Diff { sentence: String::new(), unlike: vec![], changes: vec![change] };
+        Gate::parse("major-faults>+100%").unwrap().judge(&diff)
+    };
+    let exact = Interval::exact;
+    assert!(matches!(judged(exact(1.0), exact(2.5), Outcome::Up), Judged::Met(_)));
+    assert_eq!(judged(exact(1.0), exact(2.5), Outcome::Same), Judged::NotMet);
+    assert_eq!(judged(exact(1.0), exact(1.9), Outcome::Up), Judged::NotMet);
+    // From nothing to something is above every part of it.
+    assert!(matches!(judged(exact(0.0), exact(9.0), Outcome::Up), Judged::Met(_)));
+    let before = Interval::new(0.8, 1.0, 1.2);
+    assert!(matches!(judged(before, Interval::new(2.2, 2.3, 2.4), Outcome::Up), Judged::Undecided(_)));
+}
+
+#[test]
 fn a_short_window_is_undecided_and_says_how_long_decides() {
     let short = |seed| {
         let mut recording = service(seed, 0.2);
@@ -113,7 +134,9 @@ fn a_short_window_is_undecided_and_says_how_long_decides() {
         recording
     };
     let diff = diff(&short(1), &short(2));
-    let Outcome::Undecided { window_s } = change(&diff, Quantity::Wall(Wall::FirstTouch)).outcome else {
+    let Outcome::Undecided { window_s: Some(window_s) } =
+        change(&diff, Quantity::Wall(Wall::FirstTouch)).outcome
+    else {
         panic!("{:?}", change(&diff, Quantity::Wall(Wall::FirstTouch)));
     };
     assert!(window_s > 4.0, "{window_s}");
@@ -147,6 +170,11 @@ fn what_one_recording_lacks_is_not_measured() {
     after.resident = Err(Absence::new(Reason::NotPermitted, "not readable"));
     let diff = diff(&before, &after);
     assert_eq!(change(&diff, Quantity::Wall(Wall::FirstTouch)).outcome, Outcome::NotMeasured);
+    // The kernel's time has no name in one of them, and that is no change.
+    assert_eq!(change(&diff, Quantity::Line(CostClass::UnnamedKernel)).outcome, Outcome::NotMeasured);
+    assert!(!diff.changes.iter().any(|change| matches!(change.quantity, Quantity::Site(_))));
+    let gate = Gate::parse("first-touch>+3%").unwrap().judge(&diff);
+    assert!(matches!(&gate, Judged::NotMeasured(why) if why.contains("kernel stacks")), "{gate:?}");
     assert!(diff.unlike.iter().any(|line| line.starts_with("kernel ") && line.contains("other")));
     let gate = Gate::parse("first-touch>+3%").unwrap().judge(&diff);
     assert!(matches!(gate, Judged::Undecided(why) if why.contains("not measured")));

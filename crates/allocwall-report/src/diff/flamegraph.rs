@@ -19,10 +19,12 @@ pub fn svg(before: &Recording, after: &Recording) -> Measured<String> {
         return Err(no_samples());
     }
     let mut both: BTreeMap<&str, [u64; 2]> = BTreeMap::new();
+    // As many samples in all as in the other one: rounded in the sum, so that rare stacks are not all rounded down.
+    let scaled = |sum: u64| (u128::from(sum) * u128::from(totals[1]) / u128::from(totals[0])) as u64;
+    let mut sum = 0;
     for (stack, count) in &before {
-        // As many samples in all as in the other one.
-        let scaled = u128::from(*count) * u128::from(totals[1]) / u128::from(totals[0]);
-        both.entry(stack).or_default()[0] = scaled as u64;
+        both.entry(stack).or_default()[0] = scaled(sum + count) - scaled(sum);
+        sum += count;
     }
     for (stack, count) in &after {
         both.entry(stack).or_default()[1] = *count;

@@ -4,6 +4,7 @@ pub mod flamegraph;
 
 use super::escape::terminal;
 use super::json::{absence, interval, list, number, printed};
+use super::layout::{elide_end, elide_middle};
 use super::text::{Extent, Ink, Page, Style};
 use allocwall_diagnose::diff::{Change, Diff, Outcome, Quantity, Unit};
 use allocwall_model::units::Interval;
@@ -14,6 +15,8 @@ pub const VERSION: u32 = 1;
 
 /// Columns of the names at the left, with the indent.
 const NAME: usize = 42;
+/// Columns of the sentence, which may have the name of a function.
+const SENTENCE: usize = 400;
 
 /// The report as text, newline-terminated. `names`: what the recordings are called.
 pub fn text(diff: &Diff, names: [&str; 2], extent: Extent, style: Style) -> String {
@@ -27,10 +30,17 @@ pub fn text(diff: &Diff, names: [&str; 2], extent: Extent, style: Style) -> Stri
         page.wrapped(2, &unlike, Ink::Warn);
     }
     page.blank();
-    let ink = if moved().count() == 0 { Ink::Good } else { Ink::Bad };
-    page.hang("VERDICT", Ink::Heading, 9, &diff.sentence, ink);
+    let ink = match diff.changes.iter().all(|change| change.outcome == Outcome::Same) {
+        true => Ink::Good,
+        false if moved().count() > 0 => Ink::Plain,
+        false => Ink::Warn,
+    };
+    page.hang("VERDICT", Ink::Heading, 9, &elide_end(&diff.sentence, SENTENCE), ink);
     if moved().count() > 0 {
-        page.section("WHAT MOVED", "the intervals hold together with 95 % confidence");
+        page.section(
+            "WHAT MOVED",
+            "the intervals hold together with 95 % confidence; memory: the range of readings",
+        );
         for change in moved() {
             row(&mut page, change, &diff.changes, Ink::Warn);
         }
@@ -53,11 +63,18 @@ fn row(page: &mut Page, change: &Change, all: &[Change], ink: Ink) {
         format!("; {} → {}", unit.shown(before), unit.shown(after))
     });
     let longer = match change.outcome {
-        Outcome::Undecided { window_s } => format!("; windows of {window_s:.0} s would decide"),
+        Outcome::Undecided { window_s: Some(window_s) } => {
+            format!("; windows of {window_s:.0} s would decide")
+        }
         _ => String::new(),
     };
     let text = format!("{from} → {to}: {}{cost}{longer}", change.shown().unwrap_or_default());
-    page.hang(&format!("  {}", terminal(&change.quantity.title())), ink, NAME, &text, Ink::Plain);
+    page.hang(&format!("  {}", title(change)), ink, NAME, &text, Ink::Plain);
+}
+
+/// Names of functions may be very long.
+fn title(change: &Change) -> String {
+    elide_middle(&terminal(&change.quantity.title()), NAME - 4)
 }
 
 /// The CPU time of a share, before and after: a second, or for a unit of work.
@@ -90,7 +107,7 @@ fn rest(page: &mut Page, diff: &Diff, extent: Extent) {
         let is_some = |change: &&&Change| {
             [&change.before, &change.after].iter().any(|v| v.as_ref().is_ok_and(|v| v.point != 0.0))
         };
-        let mut titles: Vec<String> = changes.iter().filter(is_some).map(|c| c.quantity.title()).collect();
+        let mut titles: Vec<String> = changes.iter().filter(is_some).map(|c| title(c)).collect();
         match changes.len() - titles.len() {
             0 => {}
             none => titles.push(format!("and {none} with nothing in either recording")),
@@ -103,8 +120,8 @@ fn rest(page: &mut Page, diff: &Diff, extent: Extent) {
     for change in &diff.changes {
         let Some(why) = change.before.as_ref().err().or(change.after.as_ref().err()) else { continue };
         match reasons.iter_mut().find(|(known, _)| *known == why.detail) {
-            Some((_, titles)) => titles.push(change.quantity.title()),
-            None => reasons.push((&why.detail, vec![change.quantity.title()])),
+            Some((_, titles)) => titles.push(title(change)),
+            None => reasons.push((&why.detail, vec![title(change)])),
         }
     }
     if !reasons.is_empty() {
@@ -131,7 +148,7 @@ pub fn document(diff: &Diff, names: [&str; 2]) -> String {
 
 fn change_value(change: &Change, all: &[Change]) -> Value {
     let window_s = match change.outcome {
-        Outcome::Undecided { window_s } => Some(number(window_s)),
+        Outcome::Undecided { window_s } => window_s.map(number),
         _ => None,
     };
     let missing = change.before.as_ref().err().or(change.after.as_ref().err());
@@ -170,6 +187,7 @@ mod tests {
             before: Ok(around(before)),
             after: Ok(around(after)),
             difference: Some(Interval::new(point - half, point, point + half)),
+            wider: 1.0,
             outcome,
         }
     }
@@ -182,7 +200,7 @@ mod tests {
             sentence: "First touch went from 12 % to 46 % of CPU.".into(),
             unlike: vec!["kernel 6.1 and 6.12".into()],
             changes: vec![
-                change(Quantity::Cpu, 1.0, 1.5, Outcome::Undecided { window_s: 90.0 }),
+                change(Quantity::Cpu, 1.0, 1.5, Outcome::Undecided { window_s: Some(90.0) }),
                 change(Quantity::Wall(Wall::FirstTouch), 0.12, 0.46, Outcome::Up),
                 change(Quantity::Resident, 1e8, 1e8, Outcome::Same),
                 change(Quantity::Site("evil\u{1b}[31m".into()), 0.2, 0.01, Outcome::Down),

@@ -15,6 +15,9 @@ pub struct Axis {
     ticks: Vec<(f64, String)>,
 }
 
+/// The most lines of an axis, whatever its ends are.
+const MOST_TICKS: usize = 64;
+
 impl Axis {
     /// From `low` to `high`, with lines at about `lines` round values.
     pub fn linear(low: f64, high: f64, lines: usize, shown: impl Fn(f64) -> String) -> Axis {
@@ -24,6 +27,7 @@ impl Axis {
         let ticks = (first..)
             .map(|nth| nth as f64 * step)
             .take_while(|value| *value <= high + step * 1e-6)
+            .take(MOST_TICKS)
             .map(|value| (value, shown(value)))
             .collect();
         Axis { low, high, log: false, ticks }
@@ -52,10 +56,16 @@ impl Axis {
         let (low, high) = if high > low * 1.5 { (low, high) } else { (low / 1.5, low * 1.5) };
         let factors: &[f64] = if high / low > 200.0 { &[1.0] } else { &[1.0, 2.0, 5.0] };
         let (low, high) = (low / MARGIN, high * MARGIN);
-        let powers = low.log10().floor() as i32..=high.log10().ceil() as i32;
+        let power = |value: f64| value.log10().clamp(f64::from(f64::MIN_10_EXP), f64::from(f64::MAX_10_EXP));
+        let powers = power(low).floor() as i32..=power(high).ceil() as i32;
         let values = powers.flat_map(|power| factors.iter().map(move |factor| factor * 10f64.powi(power)));
-        let within = values.filter(|value| (low..=high).contains(value));
+        let within = values.filter(|value| (low..=high).contains(value)).take(MOST_TICKS);
         Axis { low, high, log: true, ticks: within.map(|value| (value, shown(value))).collect() }
+    }
+
+    #[cfg(test)]
+    pub fn lines(&self) -> usize {
+        self.ticks.len()
     }
 
     /// Place of a value, as a fraction of the axis.

@@ -27,6 +27,24 @@ pub struct Section {
     pub body: Markup,
 }
 
+/// Bytes of a document with all its sections, about.
+const LARGEST: usize = 1_900_000;
+
+impl Section {
+    /// Itself if there is room. Names and reasons can be of any length, and in any number.
+    fn within(self, room: &mut usize) -> Section {
+        let bytes = safe(&self.body.0).len();
+        if bytes <= *room {
+            *room -= bytes;
+            return self;
+        }
+        let body = html! {
+            p.absent { "This part is too large for a page. The text has it: " code { "allocwall report FILE --all" } }
+        };
+        Section { body, ..self }
+    }
+}
+
 /// A report: its head, which says the result, and its sections.
 pub struct Document {
     pub title: String,
@@ -39,7 +57,9 @@ impl Document {
         let policy = format!(
             "default-src 'none'; style-src 'sha256-{STYLE_HASH}'; script-src 'sha256-{SCRIPT_HASH}'; base-uri 'none'; form-action 'none'"
         );
-        let sections: Vec<Section> = self.sections.into_iter().filter(|s| !s.body.0.is_empty()).collect();
+        let mut room = LARGEST.saturating_sub(STYLE.len() + SCRIPT.len() + safe(&self.head.0).len());
+        let sections = self.sections.into_iter().filter(|section| !section.body.0.is_empty());
+        let sections: Vec<Section> = sections.map(|section| section.within(&mut room)).collect();
         let document = html! {
             (DOCTYPE)
             html lang="en" {

@@ -200,6 +200,34 @@ fn the_page_is_small_whatever_was_recorded() {
 }
 
 #[test]
+fn a_part_that_is_too_large_is_left_out_and_the_others_stay() {
+    let mut case = sketches::first_touch();
+    case.verdict.findings[0].evidence = vec!["<".repeat(700_000)];
+    // Characters without columns.
+    case.rec.processes[0].cmdline = vec!["\u{301}\u{1}".repeat(300_000)];
+    let page = page_of(&case);
+    assert!(page.len() < 2_000_000, "{}", page.len());
+    assert!(section(&page, "ladder").contains("This part is too large for a page."));
+    assert!(section(&page, "bill").contains("total") && section(&page, "settings").contains("pid"));
+}
+
+#[test]
+fn an_axis_has_few_lines_whatever_its_ends_are() {
+    use super::chart::Axis;
+    let shown = |value: f64| value.to_string();
+    for end in [0.0, 5e-324, 1.0, 1e300, f64::MAX, f64::INFINITY] {
+        for axis in [
+            Axis::linear(0.0, end, 3, shown),
+            Axis::log(1.0, end, shown),
+            Axis::log(end, end, shown),
+            Axis::bytes(end),
+        ] {
+            assert!(axis.lines() <= 64, "{end}: {}", axis.lines());
+        }
+    }
+}
+
+#[test]
 fn axes_have_lines_at_round_values() {
     use super::chart::{Axis, Chart, Place};
     let drawn = |y: Axis| {

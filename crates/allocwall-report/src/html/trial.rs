@@ -304,7 +304,7 @@ fn percentile(key: &str) -> Option<(f64, &str)> {
     let rest = key.strip_prefix("response_p")?;
     let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
     let below: f64 = format!("0.{}", &rest[..digits]).parse().ok()?;
-    (below > 0.0).then_some((1.0 - below, &rest[digits..]))
+    (below > 0.0 && below < 1.0).then_some((1.0 - below, &rest[digits..]))
 }
 
 fn percentiles(case: &Case, load: &str, metrics: &[(f64, &Metric)]) -> Markup {

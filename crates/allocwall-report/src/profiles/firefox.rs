@@ -202,12 +202,17 @@ pub fn document(rec: &Recording) -> Measured<String> {
     // The thread below whose process the counters are shown.
     let main = allocwall_diagnose::main_process(rec).map(|process| process.pid);
     let mut counters_at = None;
-    for ((pid, tid), of_thread) in traces.threads() {
+    let of_threads = traces.threads();
+    // The thread that shows what the whole process did: the main thread, if it has samples.
+    let first = |pid| of_threads.keys().find(|(of, _)| *of == pid).map(|(_, tid)| *tid);
+    let shows = |pid| if of_threads.contains_key(&(pid, pid)) { Some(pid) } else { first(pid) };
+    for (&(pid, tid), of_thread) in &of_threads {
         if Some(pid) == main && (counters_at.is_none() || pid == tid) {
             counters_at = Some(threads.len());
         }
-        let samples = samples(&traces, &mut shared, &of_thread);
-        let markers = if pid == tid { collections(rec, &mut shared, pid) } else { Markers::default() };
+        let samples = samples(&traces, &mut shared, of_thread);
+        let markers =
+            if shows(pid) == Some(tid) { collections(rec, &mut shared, pid) } else { Markers::default() };
         threads.push(json!({
             "name": traces.names.thread(pid, tid),
             "isMainThread": pid == tid,
@@ -436,5 +441,9 @@ mod tests {
         assert_eq!(of(1, "count"), [0.0, 2.0, 0.0]);
         let thread = &file["threads"][file["counters"][0]["mainThreadIndex"].as_u64().unwrap() as usize];
         assert_eq!((numbers(&thread["markers"]["endTime"]), &thread["pid"]), (vec![2.5], &json!("4242")));
+        // If the main thread has no sample, another one of the process has them.
+        rec.samples.iter_mut().for_each(|sample| sample.tid = 4243);
+        let file = read(&rec);
+        assert_eq!(numbers(&file["threads"][0]["markers"]["endTime"]), [2.5]);
     }
 }

@@ -1,6 +1,7 @@
 //! `allocwall diff`: what changed between two recordings.
 
 use crate::commands::shared::diagnosis::extent;
+use crate::commands::shared::formats;
 use crate::commands::shared::usage::usage;
 use crate::output;
 use crate::printer::Printer;
@@ -38,8 +39,9 @@ pub struct Args {
     /// Refuse recordings of different machines, kernels, targets or window lengths
     #[arg(long)]
     strict: bool,
-    #[arg(short, long, value_enum, default_value_t = Format::Text)]
-    format: Format,
+    /// [default: text; with `-o OUT.svg`: flamegraph]
+    #[arg(short, long, value_enum)]
+    format: Option<Format>,
     /// Same as `--format json`
     #[arg(long, conflicts_with = "format")]
     json: bool,
@@ -51,7 +53,31 @@ pub struct Args {
     output: Option<PathBuf>,
 }
 
+impl Args {
+    /// # Errors
+    /// Of usage.
+    fn format(&self) -> anyhow::Result<Format> {
+        let named = self.output.as_deref().map(|output| formats::Format::chosen(None, false, Some(output)));
+        let format = match (self.format, named) {
+            _ if self.json => Format::Json,
+            (Some(format), _) => format,
+            (None, Some(formats::Format::Flamegraph)) => Format::Flamegraph,
+            (None, Some(formats::Format::Html)) => {
+                return Err(usage(
+                    "a comparison has no page: name a .svg for the flamegraph, or use --format text or json",
+                ));
+            }
+            _ => Format::Text,
+        };
+        if self.all && format != Format::Text {
+            return Err(usage("--all is for text: the other formats are always complete"));
+        }
+        Ok(format)
+    }
+}
+
 pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
+    let format = args.format()?;
     let units = match args.per[..] {
         [] => [None; 2],
         [both] => [Some(both); 2],
@@ -78,8 +104,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     let names = paths.map(|path| path.to_string_lossy());
     let names = [&*names[0], &*names[1]];
     let style = if args.output.is_some() { Style::FILE } else { printer.style() };
-    let report = match args.format {
-        _ if args.json => document(&diff, names),
+    let report = match format {
         Format::Json => document(&diff, names),
         Format::Text => text(&diff, names, extent(args.all), style),
         Format::Flamegraph => {
@@ -87,7 +112,10 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         }
     };
     match &args.output {
-        Some(path) => output::write(path, report.as_bytes(), Some(paths[1]))?,
+        Some(path) => {
+            output::may_replace(path, Some(paths[0]))?;
+            output::write(path, report.as_bytes(), Some(paths[1]))?;
+        }
         None => printer.data(&report)?,
     }
     let mut status = ExitCode::SUCCESS;
@@ -95,6 +123,10 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         match gate.judge(&diff) {
             Judged::Met(what) => {
                 printer.note(&format!("limit exceeded: {what}"));
+                status = ExitCode::FAILURE;
+            }
+            Judged::NotMeasured(what) => {
+                printer.note(&what);
                 status = ExitCode::FAILURE;
             }
             Judged::Undecided(what) => printer.note(&what),
