@@ -112,14 +112,14 @@ def book(machine, folder):
 
 
 def of_deb(machine, packages):
-    files = ("usr/bin/allocwall", "usr/share/doc/allocwall", "usr/share/man/man1/allocwall.1.gz")
+    files = ("usr/bin/allocwall", "usr/share/doc/allocwall", "usr/share/man/man1/allocwall.1.gz", "usr/share/allocwall")
     absent(machine, *files)
     machine.run("dpkg", "--install", machine.bring(packages.deb))
     use(machine, "/usr/bin/allocwall", packages.version)
     preloads(machine, "/usr/bin/allocwall")
     verb, completions = "usr/share/man/man1/allocwall-diagnose.1.gz", "usr/share/bash-completion/completions/allocwall"
     documents(machine, "/usr/bin/allocwall", files[2], verb, completions)
-    book(machine, files[1])
+    book(machine, files[3])
     told = machine.run("dpkg", "--verify", "allocwall")
     expect("/usr/bin/" not in told, f"dpkg --verify: {told}")
     machine.run("dpkg", "--purge", "allocwall")

@@ -196,7 +196,8 @@ def deb(of, licences, epoch, out, quick):
     }
     for document in ("NOTICE", "CHANGELOG.md"):
         files[f"{documents}/{document}.gz"] = (compressed((ROOT / document).read_bytes()), 0o644)
-    files |= {f"{documents}/{path}": content for path, content in folders().items()}
+    # Not below usr/share/doc, which images of containers leave out.
+    files |= {f"usr/share/allocwall/{path}": content for path, content in folders().items()}
     files |= {f"usr/share/man/man1/{page}.gz": (compressed(text), 0o644) for page, text in of.manual.items()}
     files |= {f"usr/{COMPLETIONS[shell][1]}": (text, 0o644) for shell, text in of.completions.items()}
     control = CONTROL.format(
