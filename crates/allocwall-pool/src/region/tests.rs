@@ -210,11 +210,14 @@ fn only_mostly_resident_memory_is_collapsed() {
     let mut sparse = Region::new(&plain).unwrap();
     sparse.as_mut_slice()[..HUGE / 2].fill(3);
     let done = collapse_resident(0.9).unwrap();
-    if done.failed > 0 {
-        eprintln!("skipped: {:?}", done.last_failure);
+    // Free memory can be in pieces that are smaller than a huge page.
+    if let Some(why @ (CollapseError::NoMemory | CollapseError::Busy | CollapseError::CgroupLimit)) =
+        done.last_failure
+    {
+        eprintln!("skipped: the kernel had no huge page: {why:?}");
         return;
     }
-    assert!(done.pages >= 2, "{done:?}");
+    assert!(done.failed == 0 && done.pages >= 2, "{done:?}");
     assert_eq!(full.huge_bytes().unwrap().transparent, 2 * HUGE as u64);
     assert_eq!(sparse.huge_bytes().unwrap().transparent, 0);
     assert!(full.as_mut_slice().iter().all(|byte| *byte == 3));
