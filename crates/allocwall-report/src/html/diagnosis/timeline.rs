@@ -53,6 +53,8 @@ fn seconds(ns: u64) -> f64 {
 
 /// The number in few digits.
 fn number(value: f64) -> String {
+    // The sum of no value is −0.
+    let value = value + 0.0;
     match value.abs() {
         v if v >= 1000.0 => thousands(value.round() as u64),
         v if v >= 100.0 || v.fract() == 0.0 => format!("{value:.0}"),
@@ -405,5 +407,14 @@ fn no_pauses(rec: &Recording) -> Absence {
         }
         Ok(_) => Absence::new(Reason::NotSupported, "the runtime tells only their sum (see Runtimes)"),
         Err(absence) => absence,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn nothing_has_no_sign() {
+        let none: f64 = std::iter::empty::<f64>().sum();
+        assert_eq!([super::number(none), super::number(-2.5)], ["0", "-2.50"]);
     }
 }
