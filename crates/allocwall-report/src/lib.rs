@@ -26,6 +26,7 @@ pub mod text;
 pub mod trial_csv;
 pub mod trial_json;
 pub mod trial_text;
+mod varint;
 
 #[cfg(test)]
 mod described;

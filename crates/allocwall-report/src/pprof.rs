@@ -1,5 +1,6 @@
 //! Profiles in pprof's format (profile.proto of github.com/google/pprof), compressed as its tools write them.
 
+use super::varint;
 use crate::escape::terminal;
 use allocwall_model::recording::{Frame, Module};
 use flate2::Compression;
@@ -166,12 +167,8 @@ impl Texts {
 struct Message(Vec<u8>);
 
 impl Message {
-    fn varint(&mut self, mut value: u64) {
-        while value >= 0x80 {
-            self.0.push(value as u8 | 0x80);
-            value >>= 7;
-        }
-        self.0.push(value as u8);
+    fn varint(&mut self, value: u64) {
+        varint::push(&mut self.0, value);
     }
 
     /// 0 is the default, which is left out.

@@ -83,7 +83,7 @@ pub fn await_until<T: Send + 'static>(thread: Worker<T>, until: Instant, what: &
     }
 }
 
-/// In place of the bills that nobody asked for.
+/// In place of bills that were not asked for.
 pub fn not_read() -> Taken {
     let absence = || Absence::new(Reason::Disabled, "it was not asked for in this window").mend(ALONE);
     (Err(absence()), Err(absence()))

@@ -214,13 +214,9 @@ impl Struct {
     }
 }
 
-fn varint(mut value: u64) -> Vec<u8> {
+fn varint(value: u64) -> Vec<u8> {
     let mut bytes = vec![];
-    while value >= 0x80 {
-        bytes.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    bytes.push(value as u8);
+    crate::varint::push(&mut bytes, value);
     bytes
 }
 
