@@ -65,7 +65,7 @@ def ptrace(request, pid, address=0, data=0):
 
 def normal(text):
     """Replaces parts that differ from run to run: numbers, and the names of temporary files."""
-    text = re.sub(r"(allocwall-[a-z-]*)[A-Za-z0-9]{6}\b", r"\1X", text)
+    text = re.sub(r"(allocwall-[a-z-]*\.?)[A-Za-z0-9]{6}\b", r"\1X", text)
     text = re.sub(r"[0-9a-f]{8,}", "H", text)
     return re.sub(r"\d+", "N", text)
 
