@@ -103,7 +103,7 @@ STEPS = [
     Step("book", [sys.executable, "tests/book/run.py", "--binary", TESTED], needs="build"),
     Step("formats", [sys.executable, "tests/formats/run.py", "--binary", TESTED], needs="build", local=True),
     Step("hostile", [sys.executable, "tests/hostile/run.py", "--binary", TESTED], needs="build", measures=True),
-    Step("faults", [sys.executable, "tests/faults/run.py", "--binary", TESTED, "--seconds", "30"], needs="build", ci=True),
+    Step("faults", [sys.executable, "tests/faults/run.py", "--binary", TESTED, "--seconds", "45"], needs="build", ci=True),
     Step("lab", [sys.executable, "tests/lab/run.py", "--binary", TESTED, "--install", "ci"], needs="build", ci=True, measures=True),
     Step("html", [sys.executable, "tests/html/run.py", "--binary", TESTED], needs="build", local=True),
     Step("perf", [sys.executable, f"{REAL}/beside_perf.py", "--binary", TESTED, "--install"], needs="build", measures=True),
