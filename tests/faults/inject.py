@@ -64,8 +64,9 @@ def ptrace(request, pid, address=0, data=0):
 
 
 def normal(text):
-    """Replaces parts that differ from run to run: numbers, and the names of temporary files."""
-    text = re.sub(r"(allocwall-[a-z-]*\.?)[A-Za-z0-9]{6}\b", r"\1X", text)
+    """Replaces parts that differ from run to run: numbers, and the names of temporary files (crate tempfile, mkdtemp, own)."""
+    text = re.sub(r"(allocwall-[a-z-]*\.?)[A-Za-z0-9]{6,10}\b", r"\1X", text)
+    text = re.sub(r"\.tmp[A-Za-z0-9]{6}\b", ".tmpX", text)
     text = re.sub(r"[0-9a-f]{8,}", "H", text)
     return re.sub(r"\d+", "N", text)
 

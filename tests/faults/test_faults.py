@@ -99,5 +99,19 @@ class Documents(unittest.TestCase):
         self.assertEqual(len(list(judge_diagnosis(document(0), clean, False))), 2)
 
 
+class Names(unittest.TestCase):
+    def test_what_differs_from_run_to_run_is_replaced(self):
+        for one, other in (
+            ("ROOT/home/.cache/allocwall/.tmpxjN4NM", "ROOT/home/.cache/allocwall/.tmpabcdef"),
+            ("allocwall-prices.gl3di4", "allocwall-prices.abcdef"),
+            ("allocwall-libraries.Nkzhpqx8", "allocwall-libraries.abcdefgh"),
+            ("/proc/12/maps", "/proc/3456/maps"),
+        ):
+            self.assertEqual(inject.normal(one), inject.normal(other))
+
+    def test_other_names_stay(self):
+        self.assertNotEqual(inject.normal("ROOT/home/.cache/allocwall/prices"), inject.normal("ROOT/home/.cache/allocwall/lists"))
+
+
 if __name__ == "__main__":
     unittest.main()
