@@ -228,7 +228,9 @@ def prepare_cpython(work, arguments):
 def cpython_command(tree, unit, folder, worker):
     if unit not in tree.included:
         return None, folder
-    return [tree.interpreter, "-m", "test", "--junit-xml", folder / "results.xml", "--timeout", UNIT_S, unit], folder
+    # Sockets to a virtual machine's host: without an answer from it, these tests wait for ever.
+    without = ["--ignore", "*VSOCK*"]
+    return [tree.interpreter, "-m", "test", "--junit-xml", folder / "results.xml", "--timeout", UNIT_S, *without, unit], folder
 
 
 def prepare_redis(work, arguments):
