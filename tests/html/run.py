@@ -341,18 +341,23 @@ def it_can_be_read_without_a_script(made):
 
 
 def other_reports_are_pages_too(made):
-    """A trial, from its own run and from its file, and counted calls."""
+    """A trial, from its own run and from its file, counted calls, a series of windows, and a bench."""
     driver = made.driver
-    trial, count, again = (made.folder / f"{name}.html" for name in ("trial", "count", "again-trial"))
+    names = ("trial", "count", "again-trial", "series", "pipeline")
+    trial, count, again, series, pipeline = (made.folder / f"{name}.html" for name in names)
     made.allocwall("trial", "--with", "none", "--blocks", "10", "-o", str(trial), "--", "/bin/true")
     saved = list((made.folder / "state").rglob("*.trial"))
     assert len(saved) == 1, saved
     made.allocwall("report", str(saved[0]), "-o", str(again))
     assert again.read_bytes() == trial.read_bytes()
     made.allocwall("count", "-o", str(count), "--", "/bin/ls", "-lR", "/etc")
+    busy = ("--", "sh", "-c", "while :; do :; done")
+    made.allocwall("diagnose", "--repeat", "3", "-d", "500ms", "--every", "1s", "-o", str(series), *busy)
+    small = ("--orders", "20k", "--warm-up", "1k", "--rate", "100k", "--check", "0", "--allocators", "none", "--variants", "by-value")
+    made.allocwall("bench", "pipeline", "--blocks", "1", *small, "-o", str(pipeline))
     driver.size(400, 800)
     try:
-        for page in (trial, count):
+        for page in (trial, count, series, pipeline):
             driver.open(page)
             assert driver.errors() == [], page
             assert driver.run("return document.documentElement.scrollWidth") <= 400, page

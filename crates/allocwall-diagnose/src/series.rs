@@ -485,14 +485,19 @@ impl Lasting {
 
     /// What its shares are of, for people.
     pub fn whole(&self) -> &'static str {
-        match (self.wall, self.of) {
-            (Wall::CgroupThrottling | Wall::Steal | Wall::RunQueue, _) => "of runnable time",
-            (_, Whole::Cpu) => "of CPU",
-            (_, Whole::ThreadTime) => "of working time",
-            (_, Whole::WallTime) => "of the time",
-            (_, Whole::Segments) => "of TCP segments",
-            (_, Whole::Resident) => "of resident memory",
-        }
+        whole(self.wall, self.of)
+    }
+}
+
+/// What the shares of a wall are of, for people.
+pub fn whole(wall: Wall, of: Whole) -> &'static str {
+    match (wall, of) {
+        (Wall::CgroupThrottling | Wall::Steal | Wall::RunQueue, _) => "of runnable time",
+        (_, Whole::Cpu) => "of CPU",
+        (_, Whole::ThreadTime) => "of working time",
+        (_, Whole::WallTime) => "of the time",
+        (_, Whole::Segments) => "of TCP segments",
+        (_, Whole::Resident) => "of resident memory",
     }
 }
 

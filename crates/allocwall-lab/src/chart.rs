@@ -285,7 +285,7 @@ fn ticks((from, to): (f64, f64)) -> Vec<(f64, bool)> {
 }
 
 /// 200, 10k, 1M; 0.001.
-fn short(value: f64) -> String {
+pub(crate) fn short(value: f64) -> String {
     let (value, unit) = match value {
         v if v >= 1e6 * 0.999 => (v / 1e6, "M"),
         v if v >= 1e3 * 0.999 => (v / 1e3, "k"),

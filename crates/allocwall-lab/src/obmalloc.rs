@@ -1,6 +1,10 @@
 //! CPython's object arenas, stock and on huge pages: the arms, the metrics, and the table. Each program is a separate trial. Its
 //! statistics are corrected for the arms of one program, but not across programs.
 
+mod html;
+
+pub use html::document;
+
 use allocwall_host::{hardware, installed};
 use allocwall_model::catalogue::nearest::hint;
 use allocwall_model::catalogue::remedies::{ARENA_HOOK, ARENA_HOOK_ON};
@@ -345,34 +349,37 @@ impl Subject for AfterIdle<'_> {
 
 // ---- the table ----
 
-const HEAD: &str =
-    "  arm            build      use     down    total      faults  resident    huge   total against stock";
+/// Metric, heading and width.
+const COLUMNS: [(&str, &str, usize); 7] = [
+    ("build_s", "build", 9),
+    ("use_s", "use", 9),
+    ("teardown_s", "down", 9),
+    ("total_s", "total", 9),
+    (FAULTS, "faults", 12),
+    ("resident_bytes", "resident", 10),
+    ("huge_bytes", "huge", 9),
+];
 
 /// The table of a program, newline-terminated: the medians of each arm, its effect, and the outcome; then what was counted.
 pub fn table(program: &Program, outcome: &TrialResult) -> String {
-    let mut out = format!("\n{}: {}\n{HEAD}\n", terminal(&program.name), terminal(&program.about));
-    let itself = outcome.baseline.iter().find(|c| c.metric == METRICS[0].0);
-    let spread = itself
+    let heads: String = COLUMNS.iter().map(|(_, title, width)| right(title, *width)).collect();
+    let mut out = format!(
+        "\n{}: {}\n  {}{heads}   total against stock\n",
+        terminal(&program.name),
+        terminal(&program.about),
+        left("arm", 11)
+    );
+    let spread = total_of_stock(outcome)
         .and_then(|c| c.effect.as_ref().ok())
         .map_or_else(|| "itself: too few blocks".to_owned(), |effect| format!("itself: {}", range(*effect)));
     out += &row(STOCK, &outcome.baseline_medians, &spread);
-    let mut notes: Vec<String> = Vec::new();
     for (arm, info) in outcome.design.arms.iter().enumerate().skip(BASELINES) {
-        let summary = &outcome.summaries[arm];
-        let compared = outcome.comparisons.iter().find(|c| c.arm == arm && c.metric == METRICS[0].0);
-        out += &row(&info.name, &summary.medians, &compared.map_or(String::new(), effect_text));
-        let failed = summary.failures.first().map(|failure| {
-            format!("{} of {} runs failed: {}", summary.failures.len(), summary.runs, failure.text)
-        });
-        let why = compared.and_then(|c| c.why.as_ref()).map(|why| why.detail.clone());
-        let warned = compared.and_then(|c| c.warning.clone());
-        for text in failed.into_iter().chain(why).chain(warned) {
-            notes.push(format!("{}: {text}", info.name));
-        }
+        let effect = total_of(outcome, arm).map_or(String::new(), effect_text);
+        out += &row(&info.name, &outcome.summaries[arm].medians, &effect);
     }
     out += &counters(outcome);
-    for note in notes.iter().chain(&outcome.warnings) {
-        for line in wrap(&terminal(note), 96) {
+    for note in notes(outcome) {
+        for line in wrap(&terminal(&note), 96) {
             out += &format!("    {line}\n");
         }
     }
@@ -380,22 +387,19 @@ pub fn table(program: &Program, outcome: &TrialResult) -> String {
 }
 
 fn row(name: &str, medians: &BTreeMap<String, Measured<f64>>, effect: &str) -> String {
-    let of = |key: &str| medians.get(key).and_then(|value| value.as_ref().ok()).copied();
-    let shown = |value: Option<f64>, show: fn(f64) -> String| value.map_or_else(|| "-".to_owned(), show);
-    let ms = |key| right(&shown(of(key), |s| format!("{:.1}", s * 1e3)), 9);
-    let mib = |key| shown(of(key), |bytes| format!("{:.0} MiB", bytes / f64::from(1 << 20)));
-    let line = format!(
-        "  {}{}{}{}{}{}{}{}   {effect}",
-        left(&elide_end(&terminal(name), 11), 11),
-        ms("build_s"),
-        ms("use_s"),
-        ms("teardown_s"),
-        ms("total_s"),
-        right(&shown(of("faults"), |n| thousands(n.round() as u64)), 12),
-        right(&mib("resident_bytes"), 10),
-        right(&mib("huge_bytes"), 9),
-    );
+    let cells: String = COLUMNS.iter().map(|(key, _, width)| right(&cell(medians, key), *width)).collect();
+    let line = format!("  {}{cells}   {effect}", left(&elide_end(&terminal(name), 11), 11));
     format!("{}\n", line.trim_end())
+}
+
+/// A median, in ms, MiB or as a number; a dash where there is none.
+fn cell(medians: &BTreeMap<String, Measured<f64>>, key: &str) -> String {
+    let Some(Ok(value)) = medians.get(key) else { return "-".to_owned() };
+    match METRICS.iter().find(|(known, ..)| *known == key).map(|(_, _, unit, _)| *unit) {
+        Some(Unit::Seconds) => format!("{:.1}", value * 1e3),
+        Some(Unit::Bytes) => format!("{:.0} MiB", value / f64::from(1 << 20)),
+        _ => thousands(value.round() as u64),
+    }
 }
 
 fn effect_text(comparison: &Comparison) -> String {
@@ -413,33 +417,84 @@ fn percent(change: f64) -> String {
     format!("{:+.1} %", change * 100.0).replace('-', "−")
 }
 
+/// Why a program's outcome is not as clear as its numbers look, one sentence each.
+fn notes(outcome: &TrialResult) -> Vec<String> {
+    let mut notes: Vec<String> = Vec::new();
+    for (arm, info) in outcome.design.arms.iter().enumerate().skip(BASELINES) {
+        let summary = &outcome.summaries[arm];
+        let compared = total_of(outcome, arm);
+        let failed = summary.failures.first().map(|failure| {
+            format!("{} of {} runs failed: {}", summary.failures.len(), summary.runs, failure.text)
+        });
+        let why = compared.and_then(|c| c.why.as_ref()).map(|why| why.detail.clone());
+        let warned = compared.and_then(|c| c.warning.clone());
+        notes
+            .extend(failed.into_iter().chain(why).chain(warned).map(|text| format!("{}: {text}", info.name)));
+    }
+    notes.extend(outcome.warnings.iter().cloned());
+    notes
+}
+
+/// An arm's primary metric against stock.
+fn total_of(outcome: &TrialResult, arm: usize) -> Option<&Comparison> {
+    outcome.comparisons.iter().find(|c| c.arm == arm && c.metric == METRICS[0].0)
+}
+
+/// The same for stock against itself.
+fn total_of_stock(outcome: &TrialResult) -> Option<&Comparison> {
+    outcome.baseline.iter().find(|c| c.metric == METRICS[0].0)
+}
+
 fn is_counted(key: &str) -> bool {
     hardware::OF_MEMORY.iter().any(|(known, _)| *known == key)
 }
 
-/// The page faults and the events that the processor counted: the median of stock, and the change of each arm. Empty if it counted none.
-fn counters(outcome: &TrialResult) -> String {
+/// What was counted: its title, the median of stock, and the relative change of each arm.
+struct Counted {
+    title: &'static str,
+    stock: f64,
+    changes: Vec<Option<f64>>,
+}
+
+/// The page faults and the events that the processor counted. Empty if it counted none.
+fn counted(outcome: &TrialResult) -> Vec<Counted> {
     let median =
         |key: &str| outcome.baseline_medians.get(key).and_then(|median| median.as_ref().ok()).copied();
     if hardware::OF_MEMORY.iter().all(|(key, _)| median(key).is_none()) {
-        return String::new();
+        return vec![];
     }
-    let arms = || outcome.design.arms.iter().enumerate().skip(BASELINES);
-    let names: String = arms().map(|(_, arm)| right(&elide_end(&terminal(&arm.name), 11), 13)).collect();
-    let mut out =
-        format!("  {}{}{names}\n", left("counted (page faults aside, in user mode)", 42), right(STOCK, 17));
-    for (key, title, ..) in METRICS.iter().filter(|(key, ..)| *key == FAULTS || is_counted(key)) {
-        let Some(stock) = median(key) else { continue };
+    let rows = METRICS.iter().filter(|(key, ..)| *key == FAULTS || is_counted(key));
+    rows.filter_map(|(key, title, ..)| {
         let change = |arm: usize| {
             let compared = outcome.comparisons.iter().find(|c| c.arm == arm && c.metric == *key)?;
-            compared.effect.as_ref().ok().map(|effect| percent(effect.point))
+            compared.effect.as_ref().ok().map(|effect| effect.point)
         };
-        let changes: String =
-            arms().map(|(arm, _)| right(&change(arm).unwrap_or_else(|| "-".to_owned()), 13)).collect();
+        let changes = (BASELINES..outcome.design.arms.len()).map(change).collect();
+        Some(Counted { title, stock: median(key)?, changes })
+    })
+    .collect()
+}
+
+const COUNTED: &str = "counted (page faults aside, in user mode)";
+
+fn counters(outcome: &TrialResult) -> String {
+    let rows = counted(outcome);
+    if rows.is_empty() {
+        return String::new();
+    }
+    let arms = outcome.design.arms.iter().skip(BASELINES);
+    let names: String = arms.map(|arm| right(&elide_end(&terminal(&arm.name), 11), 13)).collect();
+    let mut out = format!("  {}{}{names}\n", left(COUNTED, 42), right(STOCK, 17));
+    for Counted { title, stock, changes } in rows {
+        let changes: String = changes.iter().map(|change| right(&changed(*change), 13)).collect();
         let stock = right(&thousands(stock.round() as u64), 17);
         out += &format!("  {}{stock}{changes}\n", left(title, 42));
     }
     out
+}
+
+fn changed(change: Option<f64>) -> String {
+    change.map_or_else(|| "-".to_owned(), percent)
 }
 
 /// Which events were not counted in any run of stock, and why, as one line; None if all were.
@@ -470,7 +525,7 @@ mod tests {
     use allocwall_trial::compare::compare;
     use allocwall_trial::{Block, Design, Run, Settings, plan, session};
 
-    fn probe() -> Probe {
+    pub(super) fn probe() -> Probe {
         let text = r#"{"executable": "/v/bin/python3.11", "version": "3.11.7", "implementation": "cpython", "free_threaded": false,
             "script": "/v/lib/allocwall/_workloads.py", "refusals": {"thp": null, "hugetlb": "no reserved page is free", "collapse": null},
             "programs": [{"name": "tuples", "about": "many", "missing": []},
@@ -570,7 +625,7 @@ mod tests {
     }
 
     /// A trial of thp against stock, in which these events were counted, with thp's part of stock's number.
-    fn trial(counted: &[(&str, f64)]) -> TrialResult {
+    pub(super) fn trial(counted: &[(&str, f64)]) -> TrialResult {
         let absent = || Absence::new(Reason::NotSupported, "no such event");
         let run = |block: usize, arm: usize| {
             let value = |key: &str| -> Measured<f64> {

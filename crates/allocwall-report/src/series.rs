@@ -25,8 +25,7 @@ pub fn text(series: &Series, judged: &Judgement, style: Style) -> String {
     let mut page = Page::new(style);
     header(&mut page, series);
     page.blank();
-    let ink = if judged.walls.is_empty() { Ink::Good } else { Ink::Bad };
-    page.hang("VERDICT", Ink::Heading, 9, &judged.sentence, ink);
+    page.hang("VERDICT", Ink::Heading, 9, &judged.sentence, ink(judged));
     walls(&mut page, series, judged);
     windows(&mut page, series);
     courses(&mut page, series, judged);
@@ -34,24 +33,37 @@ pub fn text(series: &Series, judged: &Judgement, style: Style) -> String {
     page.out
 }
 
+pub(crate) fn ink(judged: &Judgement) -> Ink {
+    if judged.walls.is_empty() { Ink::Good } else { Ink::Bad }
+}
+
 fn header(page: &mut Page, series: &Series) {
     let target = elide_middle(&terminal(&series.target), page.width - columns("allocwall  "));
     let line = format!("{}  {}", page.paint(Ink::Heading, "allocwall"), page.paint(Ink::Heading, &target));
     page.line(&line);
-    let n = series.windows.len();
-    let mut facts = vec![count(n, "window")];
+    page.wrapped(2, &facts(series).join(" · "), Ink::Plain);
+    if let Some(ended) = ended(series) {
+        page.wrapped(2, &ended, Ink::Warn);
+    }
+}
+
+pub(crate) fn facts(series: &Series) -> Vec<String> {
+    let mut facts = vec![count(series.windows.len(), "window")];
     if let (Some(first), Some(last)) = (series.windows.first(), series.windows.last()) {
         facts.push(format!("{:.1} s each, one every {}", first.length_s, time(series.every_s)));
         facts.push(format!("{} in all", time(last.at_s + last.length_s)));
     }
-    page.wrapped(2, &facts.join(" · "), Ink::Plain);
-    if let Some(why) = &series.ended {
-        page.wrapped(2, &format!("{n} of {} planned windows: {why}.", series.planned), Ink::Warn);
-    }
+    facts
+}
+
+/// That there are fewer windows than planned.
+pub(crate) fn ended(series: &Series) -> Option<String> {
+    let why = series.ended.as_ref()?;
+    Some(format!("{} of {} planned windows: {why}.", series.windows.len(), series.planned))
 }
 
 /// What the sentence does not say of the walls.
-fn walls(page: &mut Page, series: &Series, judged: &Judgement) {
+pub(crate) fn walls(page: &mut Page, series: &Series, judged: &Judgement) {
     if judged.walls.len() < 2 && judged.brief.is_empty() {
         return;
     }
@@ -89,13 +101,7 @@ fn windows(page: &mut Page, series: &Series) {
         } else {
             (format!("{} to {}", first + 1, last + 1), format!("{} to {}", time(from.at_s), time(to.at_s)))
         };
-        let walls: Vec<&str> = from.walls.iter().map(|wall| wall.title()).collect();
-        let (text, ink) = match (&walls[..], from.reach) {
-            ([], Reach::Decided) => ("no wall".to_owned(), Ink::Good),
-            ([], Reach::Undecided) => ("no wall found, but undecided".to_owned(), Ink::Warn),
-            ([], Reach::NotSampled) => ("not measured".to_owned(), Ink::Warn),
-            (walls, _) => (walls.join(", "), Ink::Bad),
-        };
+        let (text, ink) = verdict(from);
         page.hang(&format!("  {numbers}: {times}"), Ink::Plain, NAME, &text, ink);
     }
     if rows.len() > ROWS {
@@ -103,13 +109,23 @@ fn windows(page: &mut Page, series: &Series) {
     }
 }
 
+/// The verdict of a window in a few words.
+pub(crate) fn verdict(window: &Window) -> (String, Ink) {
+    let walls: Vec<&str> = window.walls.iter().map(|wall| wall.title()).collect();
+    match (&walls[..], window.reach) {
+        ([], Reach::Decided) => ("no wall".to_owned(), Ink::Good),
+        ([], Reach::Undecided) => ("no wall found, but undecided".to_owned(), Ink::Warn),
+        ([], Reach::NotSampled) => ("not measured".to_owned(), Ink::Warn),
+        (walls, _) => (walls.join(", "), Ink::Bad),
+    }
+}
+
 fn courses(page: &mut Page, series: &Series, judged: &Judgement) {
     page.section("WHAT GREW", "first and last window; slope with its 95 % interval");
-    let length_s = series.windows.last().map_or(0.0, |last| last.at_s);
     for (course, since) in judged.rises() {
         let unit = course.quantity.unit();
         let ends = [course.first, course.last].map(|value| value.map_or(String::new(), |v| amount(unit, v)));
-        let slope = course.slope.map_or(String::new(), |slope| format!("; {}", rate(unit, slope, length_s)));
+        let slope = course.slope.map_or(String::new(), |slope| format!("; {}", rate(unit, slope, series)));
         let at = series.windows.get(since).map_or(0.0, |window| window.at_s);
         let text = format!("{} → {}, since window {} ({}){slope}", ends[0], ends[1], since + 1, time(at));
         page.hang(&format!("  {}", course.quantity.title()), Ink::Warn, NAME, &text, Ink::Plain);
@@ -137,7 +153,7 @@ fn courses(page: &mut Page, series: &Series, judged: &Judgement) {
     }
 }
 
-fn amount(unit: Unit, value: f64) -> String {
+pub(crate) fn amount(unit: Unit, value: f64) -> String {
     let short = |value: f64| {
         let text = format!("{value:.2}");
         text.trim_end_matches('0').trim_end_matches('.').to_owned()
@@ -152,7 +168,8 @@ fn amount(unit: Unit, value: f64) -> String {
 }
 
 /// A slope per second, as an amount per minute, or per hour if the series is long.
-fn rate(unit: Unit, slope: Interval, length_s: f64) -> String {
+pub(crate) fn rate(unit: Unit, slope: Interval, series: &Series) -> String {
+    let length_s = series.windows.last().map_or(0.0, |last| last.at_s);
     let (seconds, per) = if length_s < 7_200.0 { (60.0, "a minute") } else { (3_600.0, "an hour") };
     let signed = |value: f64| {
         let sign = if value < 0.0 { "-" } else { "+" };
@@ -177,12 +194,17 @@ fn remedies(page: &mut Page, series: &Series, judged: &Judgement) {
             }
         }
     }
-    if let Some(file) = &example.file {
+    if let Some(line) = whole_report(series, judged) {
         page.blank();
-        let remark = format!("the whole report of window {}", judged.example + 1);
-        let line = ShellLine::from(format!("allocwall diagnose {}", quoted(file))).remark(remark);
         page.command_after("NEXT", 6, &line);
     }
+}
+
+/// The command for the report of the window that is the example.
+pub(crate) fn whole_report(series: &Series, judged: &Judgement) -> Option<ShellLine> {
+    let file = series.windows.get(judged.example)?.file.as_ref()?;
+    let remark = format!("the whole report of window {}", judged.example + 1);
+    Some(ShellLine::from(format!("allocwall diagnose {}", quoted(file))).remark(remark))
 }
 
 /// The document, indented, newline-terminated.
@@ -293,7 +315,7 @@ fn window_value(nth: usize, window: &Window) -> Value {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::super::sketches;
     use super::*;
     use crate::described::described;
@@ -336,7 +358,7 @@ mod tests {
         }
     }
 
-    fn series(shares: &[f64]) -> Series {
+    pub(crate) fn series(shares: &[f64]) -> Series {
         Series {
             target: "/usr/bin/service --port 80\u{1b}[2J".into(),
             planned: shares.len(),
@@ -354,7 +376,7 @@ mod tests {
         text.split_whitespace().collect::<Vec<_>>().join(" ")
     }
 
-    const STORM: [f64; 8] = [0.01, 0.01, 0.01, 0.01, 0.5, 0.5, 0.5, 0.5];
+    pub(crate) const STORM: [f64; 8] = [0.01, 0.01, 0.01, 0.01, 0.5, 0.5, 0.5, 0.5];
 
     #[test]
     fn the_report_says_which_wall_lasts_and_what_grew() {
@@ -404,7 +426,11 @@ mod tests {
 
     #[test]
     fn slopes_have_signs_and_a_time_that_fits() {
-        let of = |unit, length_s| rate(unit, Interval::new(-0.001, 0.01, 0.02), length_s);
+        let of = |unit, length_s| {
+            let mut windows = series(&[0.0]);
+            windows.windows[0].at_s = length_s;
+            rate(unit, Interval::new(-0.001, 0.01, 0.02), &windows)
+        };
         assert_eq!(of(Unit::Share, 600.0), "+60.0 points a minute (-6.0 points to +120.0 points)");
         assert_eq!(of(Unit::Threads, 600.0), "+0.6 threads a minute (-0.06 threads to +1.2 threads)");
         assert_eq!(of(Unit::PerSecond, 9_000.0), "+36/s an hour (-4/s to +72/s)");

@@ -152,8 +152,13 @@ fn at_the_maximum_rate_throughput_is_reported() {
         ],
     ]
     .concat();
-    let text = String::from_utf8(bench(&options).stdout).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join("page.html");
+    let output = ["-o", &page.display().to_string()];
+    let text = String::from_utf8(bench(&[&options[..], &output[..]].concat()).stdout).unwrap();
     assert!(text.contains("orders per second") && text.contains("pool"), "{text}");
+    let page = std::fs::read_to_string(&page).unwrap();
+    assert!(page.starts_with("<!DOCTYPE html>") && page.contains("by-value"), "{page}");
     assert!(!text.contains("p99.9"), "{text}");
 }
 

@@ -53,8 +53,12 @@ fn recordings(state: &Path) -> usize {
 fn a_running_process_has_a_report_over_its_windows() {
     let (state, target) = (tempfile::tempdir().unwrap(), busy());
     let pid = target.0.id().to_string();
-    let output = command(state.path(), &["-p", &pid, "--repeat", "2", "--every", "1s"]).output().unwrap();
+    let page = state.path().join("page.html");
+    let options = ["-p", &pid, "--repeat", "2", "--every", "1s", "-o", &page.display().to_string()];
+    let output = command(state.path(), &options).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", talk(&output));
+    let written = std::fs::read_to_string(&page).unwrap();
+    assert!(written.starts_with("<!DOCTYPE html>") && written.contains("Figures"), "{written}");
     let text = String::from_utf8(output.stdout.clone()).unwrap();
     for part in ["2 windows · 0.5 s each, one every 1 s", "VERDICT", "WINDOWS", "WHAT GREW", "not judged: "]
     {
@@ -122,7 +126,7 @@ fn bad_options_of_a_series_are_usage() {
             "--every 400ms is shorter than a window of 500ms",
         ),
         (&["-p", "1", "--every", "5s"], "--repeat"),
-        (&["-p", "1", "--repeat", "3", "-o", "file"], "--output"),
+        (&["-p", "1", "--repeat", "3", "-o", "file"], "-o NAME.html"),
     ] {
         let output = command(state.path(), options).output().unwrap();
         let talk = talk(&output);

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 pub use classify::{Classifier, is_allocator_code, user_role};
 pub use cpu::{Sampled, map_calls_by_malloc, stripped_runtime};
 pub use owners::{Basis, Faulted, LEAST_KNOWN, OwnerShare, of_files};
-pub(crate) use sites::callers;
+pub(crate) use sites::{Caller, callers};
 pub use sites::{GENERATED_CODE, NO_CALLERS, NO_SYMBOL, NO_USER_STACK, PythonStacks, REPRESENTATIVE};
 pub use slab::{LEAST_LATE, SlabUse};
 pub use starts::Starts;

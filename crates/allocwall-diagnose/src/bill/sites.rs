@@ -76,16 +76,9 @@ pub fn sites(
     let stacks: BTreeSet<(i32, i32, u64)> =
         samples.iter().filter_map(|(stack, _)| stack.map(|s| (s.pid, s.tid, s.t_ns))).collect();
     let represented = stacks.len() >= REPRESENTATIVE;
+    let mut natives = Natives::new(recording, classifier);
     for (stack, sample) in samples {
-        let frames = classifier.frames(sample.user);
-        let complete = is_complete(recording, sample.user);
-        let site = site_frame(recording, classifier, frames, complete);
-        let function = match site {
-            Some(depth) => name_of(recording, frames[depth]),
-            None if sample.user.is_none() => (NO_USER_STACK, ""),
-            None if !complete => (NO_CALLERS, ""),
-            None => (NO_SYMBOL, ""),
-        };
+        let Native { site, function } = natives.of(sample.user);
         let line = stack.and_then(|s| s.frames.first()).map(String::as_str);
         if line.is_none() && represented && python.knows(sample.pid, sample.tid) {
             continue;
@@ -129,33 +122,92 @@ pub fn sites(
     sites
 }
 
-/// The call sites of samples of CPU time, by their order: a Python function, else a function. None for a sample that does not count,
-/// because it has no deep stack, or because Python stacks represent it.
-pub fn callers<'a>(recording: &'a Recording, classifier: &Classifier) -> Vec<Option<Cow<'a, str>>> {
+/// The functions of a sample of CPU time: those of its Python stack, else those of its user stack.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Caller<'a> {
+    /// Nearest first; at least one.
+    Python(&'a [String]),
+    /// The call site, and the stack.
+    Native(&'a str, Option<u32>),
+}
+
+impl<'a> Caller<'a> {
+    pub fn site(self) -> Cow<'a, str> {
+        match self {
+            Caller::Python(frames) => python_function(&frames[0]),
+            Caller::Native(function, _) => Cow::Borrowed(function),
+        }
+    }
+
+    /// The site and all functions that called it, with the name of each as in [`Caller::site`].
+    pub fn all(self, recording: &'a Recording, classifier: &Classifier) -> Vec<Cow<'a, str>> {
+        match self {
+            Caller::Python(frames) => frames.iter().map(|frame| python_function(frame)).collect(),
+            Caller::Native(function, stack) => {
+                let frames = classifier.frames(stack).iter();
+                let names = frames.map(|frame| Cow::Borrowed(name_of(recording, *frame).0));
+                names.chain([Cow::Borrowed(function)]).collect()
+            }
+        }
+    }
+}
+
+/// `handle (service.py)`
+fn python_function(line: &str) -> Cow<'_, str> {
+    match without_line(line) {
+        head if head != line && head.contains('(') => Cow::Owned(format!("{head})")),
+        _ => Cow::Borrowed(line),
+    }
+}
+
+/// The callers of samples of CPU time, by their order. None for a sample that does not count, because it has no deep stack, or because
+/// Python stacks represent it.
+pub fn callers<'a>(recording: &'a Recording, classifier: &Classifier) -> Vec<Option<Caller<'a>>> {
     let python = PythonStacks::new(recording);
     let any_deep = recording.samples.iter().any(|sample| sample.deep);
-    let caller = |sample: &CpuSample| -> Option<Cow<'a, str>> {
-        if python.knows(sample.pid, sample.tid) {
-            let stack = python.near(sample.pid, sample.tid, sample.t_ns)?;
-            let function = stack.frames.first()?.as_str();
-            return Some(match function.rsplit_once(':') {
-                Some((head, _)) if head.contains('(') => Cow::Owned(format!("{head})")),
-                _ => Cow::Borrowed(function),
-            });
-        }
-        if any_deep && !sample.deep {
-            return None;
-        }
-        let complete = is_complete(recording, sample.user);
-        let frames = classifier.frames(sample.user);
-        Some(Cow::Borrowed(match site_frame(recording, classifier, frames, complete) {
-            Some(depth) => name_of(recording, frames[depth]).0,
-            None if sample.user.is_none() => NO_USER_STACK,
-            None if !complete => NO_CALLERS,
-            None => NO_SYMBOL,
-        }))
+    let mut natives = Natives::new(recording, classifier);
+    let caller = |sample: &CpuSample| match python.knows(sample.pid, sample.tid) {
+        true => python.near(sample.pid, sample.tid, sample.t_ns).map(|stack| Caller::Python(&stack.frames)),
+        false if any_deep && !sample.deep => None,
+        false => Some(Caller::Native(natives.of(sample.user).function.0, sample.user)),
     };
     recording.samples.iter().map(caller).collect()
+}
+
+/// A function that caused a sample, with its module, and its place in the stack.
+#[derive(Clone, Copy)]
+struct Native<'a> {
+    site: Option<usize>,
+    function: (&'a str, &'a str),
+}
+
+/// Those of the stacks that were looked up: many samples have the same stack.
+struct Natives<'a, 'c> {
+    recording: &'a Recording,
+    classifier: &'c Classifier<'c>,
+    known: BTreeMap<Option<u32>, Native<'a>>,
+}
+
+impl<'a, 'c> Natives<'a, 'c> {
+    fn new(recording: &'a Recording, classifier: &'c Classifier<'c>) -> Self {
+        Natives { recording, classifier, known: BTreeMap::new() }
+    }
+
+    fn of(&mut self, stack: Option<u32>) -> Native<'a> {
+        let Natives { recording, classifier, known } = self;
+        *known.entry(stack).or_insert_with(|| {
+            let frames = classifier.frames(stack);
+            let complete = is_complete(recording, stack);
+            let site = site_frame(recording, classifier, frames, complete);
+            let function = match site {
+                Some(depth) => name_of(recording, frames[depth]),
+                None if stack.is_none() => (NO_USER_STACK, ""),
+                None if !complete => (NO_CALLERS, ""),
+                None => (NO_SYMBOL, ""),
+            };
+            Native { site, function }
+        })
+    }
 }
 
 fn is_complete(recording: &Recording, stack: Option<u32>) -> bool {

@@ -1,7 +1,10 @@
 //! What is compared, and its value in one recording with its interval.
 
 use super::Unit;
-use crate::bill::{Bill, Classified, NO_CALLERS, NO_SYMBOL, NO_USER_STACK, block_of, blocks, callers};
+use crate::bill::{
+    Bill, Caller, Classified, Classifier, NO_CALLERS, NO_SYMBOL, NO_USER_STACK, block_of, blocks, callers,
+};
+use crate::series;
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::recording::{ProbeName, Recording, Tick, gained};
@@ -75,14 +78,15 @@ impl Quantity {
 
     pub fn title(&self) -> String {
         match self {
-            Quantity::Cpu => "CPU time".into(),
             Quantity::Wall(wall) => wall.title().into(),
-            Quantity::Line(class) => class.title().into(),
             Quantity::Wait(class) => class.title().into(),
-            Quantity::MinorFaults => "minor page faults".into(),
             Quantity::MajorFaults => "major page faults".into(),
-            Quantity::Resident => "resident memory".into(),
-            Quantity::Owner(owner) => format!("resident: {}", owner.title()),
+            // The same figures as in a series.
+            Quantity::Cpu => series::Quantity::Cpus.title(),
+            Quantity::Line(class) => series::Quantity::Line(*class).title(),
+            Quantity::MinorFaults => series::Quantity::MinorFaults.title(),
+            Quantity::Resident => series::Quantity::Resident.title(),
+            Quantity::Owner(owner) => series::Quantity::Owner(*owner).title(),
             Quantity::Site(function) => format!("memory work in {function}"),
         }
     }
@@ -115,8 +119,8 @@ impl Quantity {
         }
     }
 
-    /// Call sites have their own function: [`sites`].
-    pub fn of(&self, side: &Side) -> Measured<Figure> {
+    /// `other` is the recording with which it is compared. Call sites have their own function: [`sites`].
+    pub fn of(&self, side: &Side, other: &Side) -> Measured<Figure> {
         let Side { recording, bill, units } = side;
         let per_unit = |figure: Figure| match units {
             Some(units) => {
@@ -127,8 +131,8 @@ impl Quantity {
         match self {
             Quantity::Cpu => over_time(recording, |t| Some(t.user_ns.wrapping_add(t.system_ns)))
                 .map(|figure| per_unit(Figure { value: figure.value.scaled(1e-9), ..figure })),
-            Quantity::Wall(wall) => share(recording, bill, wall.lines()),
-            Quantity::Line(class) => share(recording, bill, &[*class]),
+            Quantity::Wall(wall) => share(side, other, wall.lines()),
+            Quantity::Line(class) => share(side, other, &[*class]),
             Quantity::Wait(class) => {
                 let line = bill.off_cpu.iter().find(|line| line.class == *class);
                 let line = line.ok_or_else(|| Absence::new(Reason::NotFound, "no such line"))?;
@@ -149,7 +153,12 @@ impl Quantity {
     }
 }
 
-fn share(recording: &Recording, bill: &Bill, classes: &[CostClass]) -> Measured<Figure> {
+fn share(Side { recording, bill, .. }: &Side, other: &Side, classes: &[CostClass]) -> Measured<Figure> {
+    let kernels = [recording, other.recording].map(|recording| recording.meta.kernel_samples);
+    // Without kernel stacks, all kernel time is on this line.
+    if classes == [CostClass::UnnamedKernel] && kernels[0] != kernels[1] {
+        return Err(Absence::new(Reason::NotApplicable, "kernel stacks were sampled in one recording only"));
+    }
     let sampled = bill.sampled.as_ref().map_err(Clone::clone)?;
     let in_kernel = classes.iter().any(|class| class.is_named_kernel());
     if in_kernel && !recording.meta.kernel_samples {
@@ -198,22 +207,39 @@ fn resident(recording: &Recording) -> Measured<Figure> {
     Ok(Figure { value, slices: None })
 }
 
-/// The call sites with most memory work in either recording, each with its share of CPU time in both. None without samples, or if
-/// only one recording has the kernel's: much memory work is there.
-pub fn sites(before: &Side, after: &Side) -> Vec<(Quantity, [Figure; 2])> {
+/// Memory work of a call site, as shares of CPU time in both recordings.
+pub struct Site {
+    pub function: String,
+    /// Below no other call site.
+    pub own: [Figure; 2],
+    /// Also below the functions that it calls.
+    pub with_callees: [Interval; 2],
+}
+
+/// The call sites with most memory work in either recording. None without samples, or if only one recording has the kernel's: much
+/// memory work is there.
+pub fn sites(before: &Side, after: &Side) -> Vec<Site> {
     if before.recording.meta.kernel_samples != after.recording.meta.kernel_samples {
         return vec![];
     }
     let [Some(before), Some(after)] = [before, after].map(Callers::of) else { return vec![] };
     let wanted: BTreeSet<&str> = before.most().chain(after.most()).collect();
-    let figures = |site: &str| [before.figure(site), after.figure(site)];
-    wanted.into_iter().map(|site| (Quantity::Site(site.to_owned()), figures(site))).collect()
+    let callees = [&before, &after].map(|side| side.with_callees(&wanted));
+    let sites = wanted.iter().enumerate().map(|(nth, site)| Site {
+        function: (*site).to_owned(),
+        own: [before.figure(site), after.figure(site)],
+        with_callees: [before.share(&callees[0][nth]), after.share(&callees[1][nth])],
+    });
+    sites.collect()
 }
 
 /// Samples by call site in slices of the window.
 struct Callers<'a> {
+    recording: &'a Recording,
+    classifier: Classifier<'a>,
     /// Those in lines of memory.
     by_site: BTreeMap<Cow<'a, str>, Vec<u64>>,
+    by_caller: BTreeMap<Caller<'a>, Vec<u64>>,
     all: Vec<u64>,
 }
 
@@ -223,18 +249,37 @@ impl<'a> Callers<'a> {
         side.bill.on_cpu.as_ref().ok()?;
         let Classified { classifier, classes } = Classified::of(recording);
         let count = blocks(recording);
-        let mut callers_of = Callers { by_site: BTreeMap::new(), all: vec![0; count] };
-        for ((sample, class), site) in
+        let (mut by_caller, mut all) = (BTreeMap::<Caller, Vec<u64>>::new(), vec![0; count]);
+        for ((sample, class), caller) in
             recording.samples.iter().zip(classes).zip(callers(recording, &classifier))
         {
-            let Some(site) = site else { continue };
+            let Some(caller) = caller else { continue };
             let at = block_of(sample.t_ns, recording, count);
-            callers_of.all[at] += 1;
+            all[at] += 1;
             if Wall::ALL.into_iter().any(|wall| wall.lines().contains(&class)) {
-                callers_of.by_site.entry(site).or_insert_with(|| vec![0; count])[at] += 1;
+                by_caller.entry(caller).or_insert_with(|| vec![0; count])[at] += 1;
             }
         }
-        Some(callers_of)
+        let mut by_site = BTreeMap::<Cow<str>, Vec<u64>>::new();
+        for (caller, hits) in &by_caller {
+            add(by_site.entry(caller.site()).or_insert_with(|| vec![0; count]), hits);
+        }
+        Some(Callers { recording, classifier, by_site, by_caller, all })
+    }
+
+    /// The samples in lines of memory with each of these functions anywhere on the stack.
+    fn with_callees(&self, wanted: &BTreeSet<&str>) -> Vec<Vec<u64>> {
+        let mut found = vec![vec![0; self.all.len()]; wanted.len()];
+        for (caller, hits) in &self.by_caller {
+            let on_stack: BTreeSet<Cow<str>> =
+                caller.all(self.recording, &self.classifier).into_iter().collect();
+            for (site, found) in wanted.iter().zip(&mut found) {
+                if on_stack.contains(*site) {
+                    add(found, hits);
+                }
+            }
+        }
+        found
     }
 
     fn most(&self) -> impl Iterator<Item = &str> {
@@ -248,8 +293,16 @@ impl<'a> Callers<'a> {
     }
 
     fn figure(&self, site: &str) -> Figure {
-        let hits = |at: usize| self.by_site.get(site).map_or(0, |hits| hits[at]);
-        let slices: Vec<(u64, u64)> = self.all.iter().enumerate().map(|(at, all)| (hits(at), *all)).collect();
-        Figure { value: proportion_over_time(&slices), slices: Some(slices.len()) }
+        let none = vec![0; self.all.len()];
+        Figure { value: self.share(self.by_site.get(site).unwrap_or(&none)), slices: Some(self.all.len()) }
     }
+
+    fn share(&self, hits: &[u64]) -> Interval {
+        let slices: Vec<(u64, u64)> = hits.iter().copied().zip(self.all.iter().copied()).collect();
+        proportion_over_time(&slices)
+    }
+}
+
+fn add(sums: &mut [u64], hits: &[u64]) {
+    sums.iter_mut().zip(hits).for_each(|(sum, hits)| *sum += hits);
 }

@@ -16,7 +16,7 @@ use allocwall_model::catalogue::cost::CostClass;
 use allocwall_model::recording::Recording;
 use allocwall_model::stats::several::ALPHA;
 use allocwall_model::stats::{difference, t_of, t95};
-use allocwall_model::units::{Absence, Interval, Measured, Reason, count};
+use allocwall_model::units::{Interval, Measured, count};
 use figures::Figure;
 
 pub struct Diff {
@@ -40,6 +40,8 @@ pub struct Change {
     /// By how much the intervals of the values are widened so that those of all changes hold together.
     pub wider: f64,
     pub outcome: Outcome,
+    /// Of a call site: its share with the functions that it calls, before and after, with 95 % intervals. It has no outcome.
+    pub with_callees: Option<[Interval; 2]>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,27 +137,28 @@ impl Change {
 
 pub fn compare(before: &Side, after: &Side) -> Diff {
     let per_unit = before.units.is_some() && after.units.is_some();
-    let kernels = [before, after].map(|side| side.recording.meta.kernel_samples);
     let figures = |quantity: Quantity| {
-        // Without kernel stacks, all kernel time is on this line.
-        let values = match quantity == Quantity::Line(CostClass::UnnamedKernel) && kernels[0] != kernels[1] {
-            true => [before, after].map(|_| {
-                Err(Absence::new(Reason::NotApplicable, "kernel stacks were sampled in one recording only"))
-            }),
-            false => [quantity.of(before), quantity.of(after)],
-        };
-        (quantity, values)
+        let values = [quantity.of(before, after), quantity.of(after, before)];
+        (quantity, values, None)
     };
-    let sites = figures::sites(before, after).into_iter().map(|(site, values)| (site, values.map(Ok)));
-    let pairs: Vec<(Quantity, [Measured<Figure>; 2])> = Quantity::all().map(figures).chain(sites).collect();
+    let sites = figures::sites(before, after)
+        .into_iter()
+        .map(|site| (Quantity::Site(site.function), site.own.map(Ok), Some(site.with_callees)));
+    let pairs: Vec<(Quantity, [Measured<Figure>; 2], Option<[Interval; 2]>)> =
+        Quantity::all().map(figures).chain(sites).collect();
     // Those whose interval has an error rate.
-    let judged =
-        pairs.iter().filter(|(_, pair)| pair.iter().all(|v| v.as_ref().is_ok_and(|f| f.slices.is_some())));
+    let is_judged = |pair: &[Measured<Figure>; 2]| {
+        pair.iter().all(|figure| figure.as_ref().is_ok_and(|figure| figure.slices.is_some()))
+    };
+    let judged = pairs.iter().filter(|(_, pair, _)| is_judged(pair));
     let family = judged.count().max(1);
     let window_s = before.bill.window_s.max(after.bill.window_s);
     let changes: Vec<Change> = pairs
         .into_iter()
-        .map(|(quantity, pair)| Change::of(quantity, pair, family, per_unit, window_s))
+        .map(|(quantity, pair, with_callees)| Change {
+            with_callees,
+            ..Change::of(quantity, pair, family, per_unit, window_s)
+        })
         .collect();
     Diff { sentence: sentence(&changes), unlike: unlike(before.recording, after.recording), changes }
 }
@@ -189,6 +192,7 @@ impl Change {
             difference,
             wider,
             outcome,
+            with_callees: None,
         }
     }
 }

@@ -85,10 +85,45 @@ fn the_sentence_names_what_moved_most_and_the_call_site_moves_with_it() {
     assert_eq!(change(&other, Quantity::Site("load".into())).outcome, Outcome::Up);
     assert_eq!(change(&other, Quantity::Line(CostClass::Application)).outcome, Outcome::Down);
     assert_eq!(change(&other, Quantity::Line(CostClass::GarbageCollector)).outcome, Outcome::Same);
+    let of = |site: &str| {
+        let change = change(&other, Quantity::Site(site.into()));
+        let [before, after] = change.with_callees.unwrap();
+        [
+            change.before.as_ref().unwrap().point,
+            before.point,
+            change.after.as_ref().unwrap().point,
+            after.point,
+        ]
+    };
+    // These call nothing that is a call site.
+    assert!(["load", "parse"].into_iter().map(of).all(|[a, b, c, d]| a == b && c == d));
     let back = diff(&service(2, 0.46), &service(1, 0.12));
     assert_eq!(change(&back, Quantity::Wall(Wall::FirstTouch)).outcome, Outcome::Down);
     let same = diff(&service(1, 0.12), &service(1, 0.12));
     assert!(same.sentence.starts_with("No figure "), "{}", same.sentence);
+}
+
+#[test]
+fn a_call_site_has_the_work_of_the_functions_it_calls_beside_its_own() {
+    let with = |stack: &str| {
+        let mut s = Sketch { recording: service(1, 0.2) };
+        // The third stack of `service`.
+        let (parse, user) = (Some(2), s.stack(stack));
+        // Each second one of `parse` is below another function that allocates, too.
+        let of_parse = s.recording.samples.iter_mut().filter(|sample| sample.user == parse);
+        of_parse.step_by(2).for_each(|sample| sample.user = user);
+        s.recording
+    };
+    let shares = |recording: &Recording| {
+        let diff = diff(recording, recording);
+        let load = change(&diff, Quantity::Site("load".into()));
+        [load.before.as_ref().unwrap().point, load.with_callees.unwrap()[0].point]
+    };
+    let [own, all] = shares(&with("libc+9800;app!parse;app!load;app!main"));
+    assert!(all > 1.3 * own, "{own} {all}");
+    // The near twin: not below it.
+    let [own, all] = shares(&with("libc+9800;app!parse;app!main"));
+    assert_eq!(own, all);
 }
 
 #[test]
@@ -110,8 +145,8 @@ fn a_limit_ignores_what_is_the_same_and_counts_the_error_of_the_value_before() {
         let wider = 1.0;
         let difference = Some(difference(before, after, wider));
         let (quantity, unit) = (Quantity::MajorFaults, Unit::PerSecond);
-        let change =
-            Change { quantity, unit, before: Ok(before), after: Ok(after), difference, wider, outcome };
+        let (before, after, with_callees) = (Ok(before), Ok(after), None);
+        let change = Change { quantity, unit, before, after, difference, wider, outcome, with_callees };
         let diff = Diff { sentence: String::new(), unlike: vec![], changes: vec![change] };
         Gate::parse("major-faults>+100%").unwrap().judge(&diff)
     };

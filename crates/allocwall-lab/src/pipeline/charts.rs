@@ -1,15 +1,15 @@
 //! Charts of the order pipeline: the share of orders that take longer than a time, and the tail as a function of heap pressure.
 
 use super::results::{Point, shown};
-use super::text::Experiment;
-use super::{By, Measure, Orders};
+use super::text::{Experiment, pressure as title};
+use super::{Measure, Orders};
 use crate::chart::{Chart, Line, svg};
 use allocwall_model::units::{count, thousands};
 
 /// The smallest share that is drawn: a run has a million orders, and runs are merged.
 const RAREST: f64 = 1e-6;
 /// The x position, in blocks per second, at which the point without pressure is drawn.
-const NONE_AT: f64 = 50_000.0;
+pub(super) const NONE_AT: f64 = 50_000.0;
 
 /// File names and their contents.
 pub fn all(e: &Experiment) -> Vec<(String, String)> {
@@ -17,8 +17,7 @@ pub fn all(e: &Experiment) -> Vec<(String, String)> {
     if e.rate.is_none() {
         return charts;
     }
-    let sweep = e.points.iter().any(|p| p.pressure != e.points[0].pressure);
-    if sweep {
+    if e.is_sweep() {
         for orders in [Orders::Undisturbed, Orders::All] {
             charts.push((format!("sweep-{}.svg", orders.key()), pressure(e, orders)));
         }
@@ -38,31 +37,31 @@ pub fn all(e: &Experiment) -> Vec<(String, String)> {
 
 fn notes(e: &Experiment, point: &Point, orders: Orders) -> Vec<String> {
     let rate = e.rate.map_or(String::new(), |rate| format!("{} orders/s", thousands(rate as u64)));
-    let pressure = match (point.pressure, e.pressure_by) {
-        (0.0, _) => "no heap pressure".to_owned(),
-        (per_s, By::Thread) => format!("heap pressure {}/s by a thread", thousands(per_s as u64)),
-        (per_s, By::Producer) => format!("heap pressure {}/s by the producer", thousands(per_s as u64)),
-    };
     let cpus: Vec<String> = point.placement.cpus.iter().map(u32::to_string).collect();
     let mut notes = vec![format!(
         "{rate}, {}, {}, CPUs {}, {}",
         e.sizes.title(),
-        pressure,
+        title(e, point),
         cpus.join(" and "),
         count(point.outcome.blocks, "block")
     )];
+    notes.push(counted(point, orders));
+    if point.placement.crowded {
+        notes.push("Oversubscribed: threads share a CPU.".into());
+    }
+    notes
+}
+
+/// Which orders are counted.
+pub(super) fn counted(point: &Point, orders: Orders) -> String {
     let most = point.arms.iter().filter_map(|arm| arm.disturbed).map(|share| share.point).fold(0.0, f64::max);
-    notes.push(match orders {
+    match orders {
         Orders::Undisturbed => format!(
             "Orders disturbed by a stall of the machine are left out: at most {:.1} % per arm.",
             most * 100.0
         ),
         Orders::All => "All orders: stalls of the machine cause most of the tail.".to_owned(),
-    });
-    if point.placement.crowded {
-        notes.push("Oversubscribed: threads share a CPU.".into());
     }
-    notes
 }
 
 fn ccdf(e: &Experiment, point: &Point, orders: Orders) -> String {

@@ -2,6 +2,7 @@
 //! one run; [`results`] combines the runs of all arms.
 
 pub mod charts;
+pub mod html;
 pub mod json;
 pub mod placement;
 pub mod results;

@@ -6,7 +6,7 @@ use super::{Arrivals, By, Measure, Orders, QUANTILES, metric_key};
 use allocwall_model::units::{Absence, Interval, Reason, count, thousands};
 use allocwall_report::layout::{columns, elide_end, left, right};
 use allocwall_report::text::{Ink, Page, Style};
-use allocwall_trial::{Comparison, Outcome};
+use allocwall_trial::Comparison;
 
 /// The options and the results.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,6 +26,13 @@ pub struct Experiment {
     pub points: Vec<Point>,
 }
 
+impl Experiment {
+    /// Whether it has several heap pressures.
+    pub fn is_sweep(&self) -> bool {
+        self.points.iter().any(|point| point.pressure != self.points[0].pressure)
+    }
+}
+
 const NAME: usize = 36;
 /// Width of the column of an interval.
 const FIGURE: usize = 22;
@@ -41,23 +48,32 @@ pub fn report(experiment: &Experiment, style: Style) -> String {
     let mut page = Page::new(style);
     header(&mut page, experiment);
     for point in &experiment.points {
-        place(&mut page, experiment, point);
-        if experiment.rate.is_none() {
-            throughput(&mut page, point);
-        } else {
-            latencies(&mut page, point, Orders::Undisturbed);
-            latencies(&mut page, point, Orders::All);
-            words(&mut page, point);
-            hidden(&mut page, point);
-        }
-        machine(&mut page, point);
+        of_point(&mut page, experiment, point);
     }
     page.out
+}
+
+pub(super) fn of_point(page: &mut Page, experiment: &Experiment, point: &Point) {
+    place(page, experiment, point);
+    if experiment.rate.is_none() {
+        throughput(page, point);
+    } else {
+        latencies(page, point, Orders::Undisturbed);
+        latencies(page, point, Orders::All);
+        words(page, point);
+        hidden(page, point);
+    }
+    machine(page, point);
 }
 
 fn header(page: &mut Page, e: &Experiment) {
     let line = page.paint(Ink::Heading, "allocwall bench pipeline");
     page.line(&line);
+    page.wrapped(2, &facts(e).join(" · "), Ink::Plain);
+}
+
+/// What was asked for.
+pub(super) fn facts(e: &Experiment) -> Vec<String> {
     let rate = match e.rate {
         Some(rate) => format!("{} orders/s, {}", thousands(rate as u64), e.arrivals.key()),
         None => "orders sent as fast as possible".to_owned(),
@@ -73,15 +89,21 @@ fn header(page: &mut Page, e: &Experiment) {
     if e.locked {
         facts.push("memory locked".into());
     }
-    page.wrapped(2, &facts.join(" · "), Ink::Plain);
+    facts
+}
+
+/// In words: `heap pressure 1,000,000/s by a thread`.
+pub(super) fn pressure(e: &Experiment, point: &Point) -> String {
+    match (point.pressure, e.pressure_by) {
+        (0.0, _) => "no heap pressure".to_owned(),
+        (per_s, By::Thread) => format!("heap pressure {}/s by a thread", thousands(per_s as u64)),
+        (per_s, By::Producer) => format!("heap pressure {}/s by the producer", thousands(per_s as u64)),
+    }
 }
 
 fn place(page: &mut Page, e: &Experiment, point: &Point) {
-    let pressure = match (point.pressure, e.pressure_by) {
-        (0.0, _) => "NO HEAP PRESSURE".to_owned(),
-        (per_s, By::Thread) => format!("HEAP PRESSURE {}/s BY A THREAD", thousands(per_s as u64)),
-        (per_s, By::Producer) => format!("HEAP PRESSURE {}/s BY THE PRODUCER", thousands(per_s as u64)),
-    };
+    // The unit stays as it is.
+    let pressure = pressure(e, point).to_uppercase().replace("/S", "/s");
     let cpus: Vec<String> = point.placement.cpus.iter().map(u32::to_string).collect();
     let near = point.placement.near.as_deref().unwrap_or("one CPU");
     let handoff = point.arms.first().and_then(|arm| arm.handoff_ns);
@@ -241,7 +263,7 @@ fn throughput(page: &mut Page, point: &Point) {
     table(page, "  orders per second", &heads, &rows.collect::<Vec<_>>());
 }
 
-fn comparison<'a>(point: &'a Point, arm: usize, metric: &str) -> Option<&'a Comparison> {
+pub(super) fn comparison<'a>(point: &'a Point, arm: usize, metric: &str) -> Option<&'a Comparison> {
     point.outcome.comparisons.iter().find(|c| c.arm == arm && c.metric == metric)
 }
 
@@ -255,7 +277,7 @@ fn words(page: &mut Page, point: &Point) {
                 let metric = metric_key(Measure::Dequeue, key, Orders::Undisturbed);
                 match comparison(point, arm, &metric) {
                     Some(c) => match &c.effect {
-                        Ok(effect) => format!("{} {}", change(*effect), said(c.outcome)),
+                        Ok(effect) => format!("{} {}", change(*effect), c.outcome.key()),
                         Err(absence) => brief(absence),
                     },
                     None => String::new(),
@@ -310,15 +332,6 @@ fn change(effect: Interval) -> String {
         format!("{} %", percent(effect.point))
     } else {
         format!("{} % ({} to {})", percent(effect.point), percent(effect.low), percent(effect.high))
-    }
-}
-
-fn said(outcome: Outcome) -> &'static str {
-    match outcome {
-        Outcome::Better => "better",
-        Outcome::Worse => "worse",
-        Outcome::Equivalent => "equivalent",
-        Outcome::Unresolved => "unresolved",
     }
 }
 

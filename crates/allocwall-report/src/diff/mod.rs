@@ -68,7 +68,14 @@ fn row(page: &mut Page, change: &Change, all: &[Change], ink: Ink) {
         }
         _ => String::new(),
     };
-    let text = format!("{from} → {to}: {}{cost}{longer}", change.shown().unwrap_or_default());
+    // Most call sites call no function with memory work of its own.
+    let callees = change
+        .with_callees
+        .filter(|with| [before, after].map(|own| own.point) != with.map(|with| with.point));
+    let callees = callees.map_or(String::new(), |[before, after]| {
+        format!("; with what it calls {:.1} % → {:.1} %", before.point * 100.0, after.point * 100.0)
+    });
+    let text = format!("{from} → {to}: {}{cost}{callees}{longer}", change.shown().unwrap_or_default());
     page.hang(&format!("  {}", title(change)), ink, NAME, &text, Ink::Plain);
 }
 
@@ -166,6 +173,10 @@ fn change_value(change: &Change, all: &[Change]) -> Value {
             "before": number(before),
             "after": number(after),
         })),
+        "with_callees": change.with_callees.map(|[before, after]| json!({
+            "before": interval(&before),
+            "after": interval(&after),
+        })),
         "missing": missing.map(absence),
     })
 }
@@ -189,6 +200,7 @@ mod tests {
             difference: Some(Interval::new(point - half, point, point + half)),
             wider: 1.0,
             outcome,
+            with_callees: None,
         }
     }
 
@@ -203,7 +215,10 @@ mod tests {
                 change(Quantity::Cpu, 1.0, 1.5, Outcome::Undecided { window_s: Some(90.0) }),
                 change(Quantity::Wall(Wall::FirstTouch), 0.12, 0.46, Outcome::Up),
                 change(Quantity::Resident, 1e8, 1e8, Outcome::Same),
-                change(Quantity::Site("evil\u{1b}[31m".into()), 0.2, 0.01, Outcome::Down),
+                Change {
+                    with_callees: Some([0.3, 0.02].map(Interval::exact)),
+                    ..change(Quantity::Site("evil\u{1b}[31m".into()), 0.2, 0.01, Outcome::Down)
+                },
                 absent,
             ],
         }
@@ -211,13 +226,15 @@ mod tests {
 
     #[test]
     fn what_moved_comes_first_and_the_rest_is_folded() {
-        let wide = Style { color: false, width: 140 };
+        let wide = Style { color: false, width: 200 };
         let page = text(&sketch(), ["a", "b"], Extent::Brief, wide);
         let at = |words: &str| page.find(words).unwrap_or_else(|| panic!("{words}: {page}"));
         assert!(at("not alike: kernel 6.1 and 6.12") < at("VERDICT") && at("VERDICT") < at("WHAT MOVED"));
         at("12.0 % → 46.0 % of CPU: +34.0 points (+22.4 to +45.6); 0.12 CPUs → 0.69 CPUs");
         assert!(at("WHAT MOVED") < at("SAME       resident memory"));
         at("UNDECIDED  CPU time\n");
+        at("; with what it calls 30.0 % → 2.0 %");
+        assert_eq!(page.matches("with what it calls").count(), 1, "{page}");
         at("too few readings: major page faults");
         assert!(!page.contains('\u{1b}'), "{page}");
         let all = text(&sketch(), ["a", "b"], Extent::All, wide);

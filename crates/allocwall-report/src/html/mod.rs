@@ -4,10 +4,12 @@ pub mod chart;
 mod count;
 mod diagnosis;
 pub mod page;
+mod series;
 #[cfg(test)]
 mod tests;
 mod trial;
 
 pub use count::count;
 pub use diagnosis::diagnosis;
+pub use series::series;
 pub use trial::trial;

@@ -4,9 +4,10 @@ use crate::escape::is_harmless;
 use crate::json;
 use crate::layout::{columns, elide_middle};
 use crate::text::page::paragraphs;
-use crate::text::{Page, Style, missing};
+use crate::text::{Ink, Page, Style, missing};
 use allocwall_diagnose::ShellLine;
 use allocwall_model::units::Absence;
+use allocwall_trial::Outcome;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use serde_json::Value;
 
@@ -180,6 +181,27 @@ pub fn printed(title: &str, write: impl FnOnce(&mut Page)) -> Markup {
 /// Instead of something that was not measured.
 pub fn absent(what: &str, absence: &Absence) -> Markup {
     html! { p.absent { strong { (what) ": not measured: " } (missing::reason_and_mend(absence)) } }
+}
+
+/// The class of a verdict.
+pub fn class(ink: Ink) -> &'static str {
+    match ink {
+        Ink::Good => "good",
+        Ink::Bad => "bad",
+        Ink::Warn => "warn",
+        _ => "plain",
+    }
+}
+
+/// The outcome of a comparison, with a sign for readers who don't see colours.
+pub fn word(outcome: Outcome) -> Markup {
+    let (class, sign) = match outcome {
+        Outcome::Better => ("good", "▲"),
+        Outcome::Worse => ("bad", "▼"),
+        Outcome::Equivalent => ("plain", "="),
+        Outcome::Unresolved => ("warn", "?"),
+    };
+    html! { span.outcome.(class) { span aria-hidden="true" { (sign) } " " (outcome.key()) } }
 }
 
 /// A colour for an attribute.

@@ -447,4 +447,48 @@ fn can_be_looked_at() {
     write("large", page_of_recording(&large(200_000)));
     write("trial", page_of_trial(&trial_sketches::mixed()));
     write("count", count(&crate::allocations::tests::run()));
+    write("series", page_of_series(&crate::series::tests::STORM));
+}
+
+fn page_of_series(shares: &[f64]) -> String {
+    let windows = crate::series::tests::series(shares);
+    series(&windows, &allocwall_diagnose::series::judge(&windows.windows))
+}
+
+#[test]
+fn a_series_has_its_verdict_first_and_each_figure_over_the_windows() {
+    let page = page_of_series(&crate::series::tests::STORM);
+    let verdict = page.find("The wall is allocator contention, since window 5 of 8").expect("a verdict");
+    assert!(verdict < page.find("<nav").unwrap());
+    let figures = section(&page, "figures");
+    let locks = figures.find("allocator locks").expect("locks");
+    let resident = figures.find("resident memory").expect("memory");
+    assert!(figures[locks..].contains("1.0 % 50.0 % 25.5 % 1.0 % to 50.0 % "), "{figures}");
+    assert!(figures[locks..].contains("▲ rose since window 5 (4 min)"), "{figures}");
+    assert!(figures[resident..].contains("100.0 MiB 170.0 MiB 135.0 MiB "), "{figures}");
+    // A figure with nothing in any window is not drawn.
+    assert_eq!(page.matches("svg class=\"bar dots\"").count(), 2, "{figures}");
+    assert_eq!(page.matches("<circle class=\"run\"").count(), 16);
+    assert!(figures.contains("Not judged: the memory of process 7 is not readable:"), "{figures}");
+    assert!(section(&page, "walls").contains("allocator contention, of working time"));
+    assert!(section(&page, "next").contains("allocwall diagnose '/state/7 a.allocwall'"));
+    assert!(!page.contains('\u{1b}'));
+    // The near twin: no wall, so no chart of walls and no remedy.
+    let calm = page_of_series(&[0.01; 8]);
+    assert!(calm.contains("class=\"verdict good\"") && !calm.contains("<section id=\"walls\""));
+    assert!(!section(&calm, "next").contains("Remedies"), "{calm}");
+}
+
+#[test]
+fn the_page_of_many_windows_is_thinned_out_and_small() {
+    let many: Vec<f64> = (0..500).map(|nth| if nth % 2 == 0 { 0.01 } else { 0.5 }).collect();
+    let mut windows = crate::series::tests::series(&many);
+    for window in &mut windows.windows {
+        window.figures.iter_mut().for_each(|figure| *figure = Ok(1e9));
+    }
+    let page = series(&windows, &allocwall_diagnose::series::judge(&windows.windows));
+    assert!(page.len() < 2_000_000, "{}", page.len());
+    let figures = section(&page, "figures");
+    assert!(figures.contains("One window of ") && figures.contains("Table: every window"), "{figures}");
+    assert!(!page_of_series(&many[..8]).contains("One window of "));
 }

@@ -1,15 +1,14 @@
 //! The report of a trial: the outcome, each comparison with its interval beside the prediction, every run, latencies, settings.
 
 use super::chart::{Colour, Series, slowest};
-use super::page::{Document, Section, command, facts, notes, percent, table};
+use super::page::{Document, Section, class, command, facts, notes, percent, table, word};
 use crate::layout::elide_middle;
 use crate::recordings::utc;
-use crate::text::Ink;
 use crate::trial_text as text;
 use allocwall_model::stats::{median, median_interval};
 use allocwall_model::units::{Interval, thousands};
 use allocwall_trial::journal::Head;
-use allocwall_trial::{BASELINES, Block, Comparison, Metric, Outcome, TrialResult, Unit};
+use allocwall_trial::{BASELINES, Block, Comparison, Metric, TrialResult, Unit};
 use maud::{Markup, html};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -43,15 +42,6 @@ pub fn trial(outcome: &TrialResult, head: &Head, blocks: &[Block], options: Opti
         ],
     };
     document.print()
-}
-
-fn class(ink: Ink) -> &'static str {
-    match ink {
-        Ink::Good => "good",
-        Ink::Bad => "bad",
-        Ink::Warn => "warn",
-        _ => "plain",
-    }
 }
 
 fn heading(case: &Case) -> Markup {
@@ -121,7 +111,7 @@ fn compared(case: &Case, scale: &Scale, comparisons: &[Comparison], arm: usize) 
             html! { (text::value(metric, treated)) },
             html! { (effect.map_or("not measured".into(), |effect| text::change(effect.point))) },
             html! { (effect.map_or(String::new(), |effect| text::range(*effect))) },
-            word(c),
+            word(c.outcome),
             html! { (c.predicted.map_or("–".into(), text::range)) },
             html! { "±" (text::percent(c.margin)) },
         ];
@@ -137,16 +127,6 @@ fn compared(case: &Case, scale: &Scale, comparisons: &[Comparison], arm: usize) 
             text::lazily_freed(page, outcome, arm);
         }))
     }
-}
-
-fn word(c: &Comparison) -> Markup {
-    let (class, sign) = match c.outcome {
-        Outcome::Better => ("good", "▲"),
-        Outcome::Worse => ("bad", "▼"),
-        Outcome::Equivalent => ("plain", "="),
-        Outcome::Unresolved => ("warn", "?"),
-    };
-    html! { span.outcome.(class) { span aria-hidden="true" { (sign) } " " (c.outcome.key()) } }
 }
 
 /// The scale of all comparisons: relative changes around zero.

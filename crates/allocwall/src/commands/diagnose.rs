@@ -67,7 +67,7 @@ pub struct Args {
     rate: Option<u32>,
 
     /// Write the recording to this file [default: a file in the state directory]. A name that ends in .html: write the report as a
-    /// page to it (docs/html.md), besides the text; the recording is in the state directory then
+    /// page to it (docs/html.md), besides the text; the recording is in the state directory then. With --repeat, only a page
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
@@ -90,7 +90,7 @@ pub struct Args {
     /// Diagnose N windows, 2 to 500, and give one verdict over them: which walls last, in which windows, and what grew.
     /// The default window is 5s then. Each recording is kept in the state directory, which holds the newest 32. A launched
     /// command runs on between the windows; its end, or Ctrl-C, ends the series, and what was measured is reported
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = series::parse_repeat, conflicts_with_all = ["output", "verify"])]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = series::parse_repeat, conflicts_with = "verify")]
     repeat: Option<usize>,
 
     /// Time from the start of a window to the start of the next one; nothing is recorded between windows [default: 1m]
@@ -235,7 +235,7 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         None
     };
     if let Some(plan) = plan {
-        return series::run(&args, &plan, guard.as_ref(), printer);
+        return series::run(&args, &plan, page.as_deref(), guard.as_ref(), printer);
     }
     let (diagnosis, mut launched) = match &args.file {
         Some(path) => (Diagnosis::of(read(path)?, Some(path.clone())), None),

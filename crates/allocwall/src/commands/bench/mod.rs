@@ -49,7 +49,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         Experiment::Incidents(args) => published::run_incidents(&args, printer),
         Experiment::Pipeline(args) => pipeline::run(*args, printer),
         Experiment::PipelineRun(args) => pipeline::run_once(&args, printer),
-        Experiment::Obmalloc(args) => obmalloc::run(&args, printer),
+        Experiment::Obmalloc(args) => obmalloc::run(args, printer),
         Experiment::Published(named) => published::run(&named, printer),
         Experiment::PublishedRun(args) => published::run_once(&args, printer),
         Experiment::Unknown(words) => Err(usage(unknown(&words))),

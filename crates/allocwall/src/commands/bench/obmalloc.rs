@@ -2,6 +2,7 @@
 
 use crate::commands::shared::ground::Ground;
 use crate::commands::shared::options::parse_time;
+use crate::commands::shared::pages;
 use crate::commands::shared::signals::catch_signals;
 use crate::commands::shared::usage::usage;
 use crate::printer::Printer;
@@ -73,7 +74,8 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
 
-    /// Keep the trial of each program in this folder, for `allocwall report`
+    /// Keep the trial of each program in this folder, for `allocwall report`. A name that ends in .html: write a page to it instead
+    /// (docs/html.md)
     #[arg(short, long, value_name = "DIR")]
     output: Option<PathBuf>,
 
@@ -99,18 +101,19 @@ impl Which {
     }
 }
 
-pub fn run(args: &Args, printer: &Printer) -> anyhow::Result<ExitCode> {
+pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
+    let page = pages::take(&mut args.output)?;
     let interrupted = catch_signals()?;
     let ground = Ground::new("allocwall-bench-", printer)?;
     let bench = Bench {
-        args,
+        args: &args,
         printer,
         interrupted: &interrupted,
         keeper: &ground.keeper,
         folder: ground.folder(),
         seed: args.seed.unwrap_or_else(clock::unix_ms),
     };
-    let outcome = bench.conduct();
+    let outcome = bench.conduct(page.as_deref());
     drop(ground);
     outcome
 }
@@ -125,7 +128,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    fn conduct(&self) -> anyhow::Result<ExitCode> {
+    fn conduct(&self, page: Option<&Path>) -> anyhow::Result<ExitCode> {
         let args = self.args;
         let set = args.set.set();
         let probe = self.probe(&args.python, None, set)?;
@@ -158,8 +161,12 @@ impl Bench<'_> {
                 "no outcome is possible with fewer than {fewest} blocks: use --blocks {fewest} or more"
             ));
         }
-        let documents = self.measure(programs, set, &arms)?;
-        let measured = !documents.is_empty();
+        let outcomes = self.measure(programs, set, &arms)?;
+        if let (Some(page), false) = (page, outcomes.is_empty()) {
+            let python = format!("{} {}", probe.executable, probe.version);
+            let facts = [&[format!("set {}", set.key()), python][..], &session::machine()].concat();
+            pages::write(page, obmalloc::document(&outcomes, &facts).as_bytes(), None, self.printer)?;
+        }
         if args.json {
             let skipped: Vec<_> = skipped.iter().map(|s| json!({ "name": s.name, "why": s.why })).collect();
             let document = json!({
@@ -170,16 +177,21 @@ impl Bench<'_> {
                 "python": { "executable": probe.executable, "version": probe.version },
                 "idle_s": args.idle.unwrap_or_default().as_secs_f64(),
                 "skipped": skipped,
-                "programs": documents,
+                "programs": outcomes.iter().map(of_program).collect::<Vec<_>>(),
             });
             self.printer.data(&format!("{document:#}\n"))?;
         }
-        Ok(if measured && !self.stopped() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        Ok(if !outcomes.is_empty() && !self.stopped() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 
-    /// Runs the trial of each program. Prints its table, or with --json only returns its part of the document.
-    fn measure(&self, programs: Vec<&Program>, set: Set, arms: &[BenchArm]) -> anyhow::Result<Vec<Value>> {
-        let mut documents = Vec::new();
+    /// Runs the trial of each program. Prints its table, unless there will be a document.
+    fn measure<'a>(
+        &self,
+        programs: Vec<&'a Program>,
+        set: Set,
+        arms: &[BenchArm],
+    ) -> anyhow::Result<Vec<(&'a Program, TrialResult)>> {
+        let mut outcomes = Vec::new();
         let mut uncounted = None;
         for program in programs {
             if self.stopped() {
@@ -194,21 +206,15 @@ impl Bench<'_> {
                 }
             };
             uncounted = uncounted.or_else(|| obmalloc::uncounted(&outcome));
-            if self.args.json {
-                documents.push(json!({
-                    "name": program.name,
-                    "about": program.about,
-                    "trial": trial_json::value(&outcome, &[]),
-                }))
-            } else {
-                documents.push(json!(null));
+            if !self.args.json {
                 self.printer.data(&obmalloc::table(program, &outcome))?;
             }
+            outcomes.push((program, outcome));
         }
         if let Some(line) = uncounted {
             self.printer.note(&line);
         }
-        Ok(documents)
+        Ok(outcomes)
     }
 
     fn stopped(&self) -> bool {
@@ -354,4 +360,8 @@ impl Bench<'_> {
         };
         session::head(batch.arms[0].start.command.iter().map(text).collect(), design, first)
     }
+}
+
+fn of_program((program, outcome): &(&Program, TrialResult)) -> Value {
+    json!({ "name": program.name, "about": program.about, "trial": trial_json::value(outcome, &[]) })
 }

@@ -2,6 +2,7 @@
 
 use crate::commands::shared::arms;
 use crate::commands::shared::ground::Ground;
+use crate::commands::shared::pages;
 use crate::commands::shared::progress::{Outlook, Progress};
 use crate::commands::shared::signals::catch_signals;
 use crate::commands::shared::usage::usage;
@@ -12,7 +13,7 @@ use allocwall_lab::pipeline::placement::{Asked, Threads, places};
 use allocwall_lab::pipeline::results::{Placement, Point, metrics, point};
 use allocwall_lab::pipeline::variants::{Sizes, TABLE, Variant};
 use allocwall_lab::pipeline::{Arrivals, By, Planted, Pressure, RunResult, Spec, Stall, figures};
-use allocwall_lab::pipeline::{charts, json, text};
+use allocwall_lab::pipeline::{charts, html, json, text};
 use allocwall_lab::runs::{Once, Runs};
 use allocwall_lab::workloads::pipeline;
 use allocwall_model::catalogue::nearest::hint;
@@ -115,7 +116,8 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
 
-    /// Write pipeline.json (with the raw histograms) and charts (SVG) to this folder
+    /// Write pipeline.json (with the raw histograms) and charts (SVG) to this folder. A name that ends in .html: write a page with
+    /// charts to it instead (docs/html.md)
     #[arg(short, long, value_name = "FOLDER")]
     output: Option<PathBuf>,
 
@@ -221,7 +223,8 @@ pub fn run_once(args: &RunArgs, printer: &Printer) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
+pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
+    let page = pages::take(&mut args.output)?;
     if args.orders < 1000.0 {
         return Err(usage("--orders must be at least 1000: with fewer, one order decides a percentile"));
     }
@@ -274,6 +277,10 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
             output::write(&folder.join(name), chart.as_bytes(), None)?;
         }
         printer.note(&format!("results written to {}", folder.display()));
+    }
+    if let Some(page) = &page {
+        let document = html::document(&experiment, &session::machine());
+        pages::write(page, document.as_bytes(), None, printer)?;
     }
     printer.data(&if args.json {
         json::document(&experiment, &session::machine())

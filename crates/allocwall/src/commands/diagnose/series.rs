@@ -2,6 +2,7 @@
 
 use super::{Args, default_output, end, record_window, target};
 use crate::commands::shared::diagnosis::Diagnosis;
+use crate::commands::shared::pages;
 use crate::commands::shared::processes::Attached;
 use crate::commands::shared::signals::catch_signals;
 use crate::printer::Printer;
@@ -13,7 +14,7 @@ use allocwall_measure::record::{SHORTEST_WINDOW, Target};
 use allocwall_model::allocations::not_counted;
 use allocwall_model::recording::{Ended, Recording};
 use allocwall_model::units::count;
-use allocwall_report::series;
+use allocwall_report::{html, series};
 use allocwall_trial::run::Guard;
 use anyhow::bail;
 use std::path::Path;
@@ -44,8 +45,14 @@ pub fn parse_repeat(text: &str) -> Result<usize, String> {
 
 impl Plan {
     /// # Errors
-    /// One line: a window would begin before the end of the one before it.
+    /// One line: a window would begin before the end of the one before it, or there is one file for all recordings.
     pub fn of(args: &Args, windows: usize) -> anyhow::Result<Plan> {
+        if let Some(output) = &args.output {
+            bail!(
+                "{} can't hold the recordings of a series, which are kept in the state directory: -o NAME.html writes its report as a page",
+                output.display()
+            );
+        }
         let every = args.every.unwrap_or_else(|| EVERY.max(args.duration.unwrap_or_default()));
         let window = args.duration.unwrap_or(WINDOW.min(every).max(SHORTEST_WINDOW));
         if every < window {
@@ -57,7 +64,13 @@ impl Plan {
     }
 }
 
-pub fn run(args: &Args, plan: &Plan, guard: Option<&Guard>, printer: &Printer) -> anyhow::Result<ExitCode> {
+pub fn run(
+    args: &Args,
+    plan: &Plan,
+    page: Option<&Path>,
+    guard: Option<&Guard>,
+    printer: &Printer,
+) -> anyhow::Result<ExitCode> {
     let interrupted = catch_signals()?;
     let mut first = Some(target(args, guard, printer));
     let mut attached = match &first {
@@ -127,6 +140,9 @@ pub fn run(args: &Args, plan: &Plan, guard: Option<&Guard>, printer: &Printer) -
     let printed = printer.data(&report);
     end(launched.as_mut(), args, "series", printer);
     printed?;
+    if let Some(page) = page {
+        pages::write(page, html::series(&series, &judged).as_bytes(), None, printer)?;
+    }
     let unmeasured = series.windows.iter().all(|window| !window.sampled && window.reach == Reach::NotSampled);
     let stopped = args.fail_on.is_some() && judged.stops_a_gate(&series.windows);
     Ok(if unmeasured || stopped { ExitCode::FAILURE } else { ExitCode::SUCCESS })
