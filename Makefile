@@ -5,7 +5,7 @@ CARGO ?= cargo
 NIGHTLY ?= nightly
 BINARY := target/release/allocwall
 
-.PHONY: demo test dist dist-test fuzz faults lab models miri tsan pool-install wheel python-test python-reliability bench count-cost count-suites trial-accuracy accuracy owners collectors experiments verdicts build
+.PHONY: demo test aarch64 aarch64-lab dist dist-test fuzz faults lab models miri tsan pool-install wheel python-test python-reliability bench count-cost count-suites trial-accuracy accuracy owners collectors experiments verdicts build
 
 ## Diagnoses a Python service with a known wall, under load. Under a minute after the build.
 demo: build
@@ -100,6 +100,18 @@ python-reliability: wheel
 lab: build
 	@tools/need.sh python3=python3
 	tests/lab/run.py --install $(LAB)
+
+## The program for aarch64, built here, and the unit tests of its crates under QEMU's user emulation (docs/install.md, aarch64).
+aarch64:
+	@tools/need.sh python3=python3
+	tests/aarch64.py build
+	tests/aarch64.py test
+
+## The same program on Linux 6.1 for arm64, emulated (tests/lab). About ten minutes.
+aarch64-lab:
+	@tools/need.sh python3=python3
+	tests/aarch64.py build
+	tests/lab/run.py --install --binary target/aarch64-unknown-linux-gnu/debug/allocwall arm64
 
 ## What a diagnosis costs its target. About seventeen minutes; needs a quiet machine.
 bench: build

@@ -209,7 +209,10 @@ fn snmalloc(here: &Path, out: &Path) -> Library {
         "-lc".as_ref(),
         COMPLETE.as_ref(),
     ];
-    link(&build, file_name, &path, arguments);
+    // On aarch64, atomic operations are functions of libgcc's static part: they use the newer instructions where the
+    // processor has them.
+    let atomics = (variable("CARGO_CFG_TARGET_ARCH") == "aarch64").then_some("-lgcc".as_ref());
+    link(&build, file_name, &path, arguments.into_iter().chain(atomics));
     Library {
         kind: "snmalloc",
         version: VERSION.to_owned(),

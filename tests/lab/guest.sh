@@ -1,6 +1,6 @@
 #!/bin/sh
-# The first process of the emulated machine: mounts file systems, runs the plan, powers off. It sends the results through the second
-# serial port, the folder of each scenario as a block of base64.
+# The first process of the emulated machine: mounts file systems, runs the plan, powers off. It sends the results through the serial
+# port that `data` names on the kernel's command line, the folder of each scenario as a block of base64.
 export PATH=/bin HOME=/root TERM=dumb NO_COLOR=1
 
 send() { # the folder of one scenario
@@ -8,7 +8,7 @@ send() { # the folder of one scenario
         echo "begin $1"
         tar -C /out -c "$1" | gzip -1 | base64
         echo "end $1"
-    } >/dev/ttyS1
+    } >"/dev/$data"
 }
 
 # Finds the allocwall process in the tree that a wrapper started: with namespaces, allocwall is a child of the wrapper.
@@ -84,7 +84,7 @@ mount -t sysfs none /sys
 mount -t devtmpfs none /dev
 mount -t tracefs none /sys/kernel/tracing
 mount -t tmpfs none /sys/fs/cgroup
-stty -F /dev/ttyS1 raw -echo 2>/dev/null
+stty -F "/dev/$data" raw -echo 2>/dev/null
 ip link set lo up
 . /plan
 poweroff -f

@@ -1,4 +1,5 @@
-"""The root file system of the emulated machine: busybox, the C library, util-linux's namespace tools and allocwall."""
+"""The root file system of the emulated machine: busybox, the C library, util-linux's namespace tools and allocwall. One of another
+architecture than this machine's has no namespace tools."""
 
 import re
 import shutil
@@ -20,7 +21,21 @@ def libraries(program):
     output = subprocess.run(["ldd", program], capture_output=True, text=True).stdout
     if "not found" in output:
         raise Unavailable(f"{program} lacks a library: {output.strip()}")
-    return re.findall(r"(/\S+) \(0x", output)
+    return {path.lstrip("/"): Path(path) for path in re.findall(r"(/\S+) \(0x", output)}
+
+
+def cross_libraries(program, folder):
+    """The same for a program of another architecture, whose libraries are in `folder`."""
+    found, waiting = {}, [program]
+    while waiting:
+        output = subprocess.run(["readelf", "-dW", waiting.pop()], capture_output=True, text=True, check=True).stdout
+        for name in re.findall(r"\(NEEDED\)[^[]*\[([^]/]+)\]", output):
+            if not (folder / name).is_file():
+                raise Unavailable(f"{program} lacks a library: {name} is not in {folder}")
+            if f"lib/{name}" not in found:
+                found[f"lib/{name}"] = folder / name
+                waiting.append(folder / name)
+    return found
 
 
 def archive(entries):
@@ -36,26 +51,35 @@ def archive(entries):
     return bytes(out)
 
 
-def strip(binary, target):
+def strip(binary, target, tool="strip"):
     """Strips the binary as a package would: a small file unpacks faster on the emulated machine."""
-    subprocess.run(["strip", "--strip-debug", "-o", target, binary], check=True)
+    subprocess.run([tool, "--strip-debug", "-o", target, binary], check=True)
 
 
-def build(binary, plan, guest, target):
-    """Writes the initramfs to `target`."""
-    busybox = shutil.which("busybox")
-    if busybox is None:
-        raise Unavailable("no busybox")
-    files = {"bin/busybox": Path(busybox), "bin/allocwall": binary, "bin/guest.sh": guest}
-    for program in PROGRAMS:
+def of_this_machine(binary):
+    """The files of the programs, by their paths on the emulated machine."""
+    files = {"bin/allocwall": binary}
+    for program in ("busybox", *PROGRAMS):
         found = shutil.which(program)
         if found is None:
             raise Unavailable(f"no {program}")
         files[f"bin/{program}"] = Path(found)
     for program in list(files.values()):
-        if program != guest and b"\x7fELF" == program.read_bytes()[:4]:
-            for library in libraries(program):
-                files.setdefault(library.lstrip("/"), Path(library))
+        files.update(libraries(program))
+    return files
+
+
+def of_another(binary, busybox, folder):
+    """The same for another architecture. `folder`: the C library of its cross compiler."""
+    return {"bin/allocwall": binary, "bin/busybox": busybox, **cross_libraries(binary, folder)}
+
+
+def build(files, plan, guest, target):
+    """Writes the initramfs to `target`. `files`: the programs and their libraries."""
+    busybox = shutil.which("busybox")
+    if busybox is None:
+        raise Unavailable("no busybox")
+    files = {**files, "bin/guest.sh": guest}
     folders = {*FOLDERS, *(str(parent) for path in files for parent in Path(path).parents if str(parent) != ".")}
     entries = [(folder, stat.S_IFDIR | (0o1777 if folder in ("tmp", "out") else 0o755), b"") for folder in sorted(folders)]
     entries += [(path, stat.S_IFREG | 0o755, source.read_bytes()) for path, source in files.items()]

@@ -1,13 +1,10 @@
-"""Debian's cloud kernels, from the mirror in this machine's own apt configuration. They are kept in the cache folder."""
+"""Debian's cloud kernels, and busybox of other architectures, from the mirror in this machine's own apt configuration. They are kept in
+the cache folder."""
 
 import os
 import shutil
 import subprocess
 from pathlib import Path
-
-# Linux 5.10, 6.1 and 6.12.
-SUITES = ("bullseye", "bookworm", "trixie")
-PACKAGE = "linux-image-cloud-amd64"
 
 
 class Unavailable(Exception):
@@ -42,7 +39,7 @@ def stanzas(text):
     return found
 
 
-def sources_for(suite, texts, codename):
+def sources_for(suite, texts, codename, architecture="amd64"):
     """A sources file for `suite`: this machine's own entry for its release, with the name of the suite replaced."""
     for text in texts:
         for entry in stanzas(text):
@@ -53,7 +50,7 @@ def sources_for(suite, texts, codename):
                     "URIs: " + " ".join(entry["uris"]),
                     f"Suites: {suite}",
                     "Components: main",
-                    "Architectures: amd64",
+                    f"Architectures: {architecture}",
                 ]
                 if "signed-by" in entry:
                     lines.append("Signed-By: " + " ".join(entry["signed-by"]))
@@ -71,51 +68,82 @@ def own_sources():
     return fields["VERSION_CODENAME"].strip('"'), [file.read_text() for file in files if file.is_file()]
 
 
-def image(suite, cache):
-    """Path of the suite's kernel, a bzImage; downloads it if the cache does not have it."""
-    kept = cache / f"{suite}.vmlinuz"
-    if kept.is_file():
-        return kept
-    for program in ("apt-get", "apt-cache", "dpkg"):
-        if shutil.which(program) is None:
-            raise Unavailable(f"no {program}, so no kernel package can be fetched")
-    codename, texts = own_sources()
-    work = cache / f"{suite}.apt"
-    shutil.rmtree(work, ignore_errors=True)
-    for folder in ("lists/partial", "cache/archives/partial", "package"):
-        (work / folder).mkdir(parents=True)
-    (work / "lab.sources").write_text(sources_for(suite, texts, codename))
-    options = {
-        "Dir::Etc::sourcelist": work / "lab.sources",
-        "Dir::Etc::sourceparts": "-",
-        "Dir::State::lists": work / "lists",
-        "Dir::Cache": work / "cache",
-        "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled": "false",
-        "Acquire::IndexTargets::deb::Contents-deb::DefaultEnabled": "false",
-        "Acquire::Languages": "none",
-        # apt runs in a folder that the user of its sandbox cannot reach.
-        "APT::Sandbox::User": "root",
-        "APT::Architecture": "amd64",
-    }
-    flags = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+def image(suite, cache, architecture="amd64"):
+    """Path of the suite's kernel; downloads it if the cache does not have it."""
+    kept = cache / f"{suite}-{architecture}.vmlinuz"
+    if not kept.is_file():
+        package = f"linux-image-cloud-{architecture}"
 
-    def run(*command):
-        done = subprocess.run(
-            command, cwd=work, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}, stdin=subprocess.DEVNULL
-        )
+        def newest(depends):
+            names = [word for word in depends.split() if word.startswith("linux-image-") and word != package]
+            if not names:
+                raise Unavailable(f"{suite} has no {package}")
+            return names[:1]
+
+        with Archive(suite, cache, architecture) as archive:
+            unpacked = archive.unpack(newest(archive.run("apt-cache", "depends", package)))
+            shutil.copyfile(next((unpacked / "boot").glob("vmlinuz-*")), kept.with_suffix(".part"))
+            kept.with_suffix(".part").rename(kept)
+    return kept
+
+
+def busybox(suite, cache, architecture):
+    """Path of the suite's static busybox; downloads it if the cache does not have it."""
+    kept = cache / f"{suite}-{architecture}.busybox"
+    if not kept.is_file():
+        with Archive(suite, cache, architecture) as archive:
+            # The folder is /bin or /usr/bin.
+            next(archive.unpack(["busybox-static"]).glob("**/bin/busybox")).rename(kept)
+    return kept
+
+
+class Archive:
+    """A suite of this machine's mirror, for one architecture, with lists of its own."""
+
+    def __init__(self, suite, cache, architecture):
+        self.suite, self.architecture = suite, architecture
+        self.work = cache / f"{suite}-{architecture}.apt"
+
+    def __enter__(self):
+        for program in ("apt-get", "apt-cache", "dpkg"):
+            if shutil.which(program) is None:
+                raise Unavailable(f"no {program}, so no kernel package can be fetched")
+        codename, texts = own_sources()
+        shutil.rmtree(self.work, ignore_errors=True)
+        for folder in ("lists/partial", "cache/archives/partial", "package"):
+            (self.work / folder).mkdir(parents=True)
+        (self.work / "lab.sources").write_text(sources_for(self.suite, texts, codename, self.architecture))
+        self.run("apt-get", "-q", "update")
+        return self
+
+    def __exit__(self, kind, *_):
+        if kind is None:
+            shutil.rmtree(self.work)
+
+    def unpack(self, packages):
+        self.run("apt-get", "-q", "download", *packages)
+        for package in self.work.glob("*.deb"):
+            self.run("dpkg", "-x", str(package), "package")
+        return self.work / "package"
+
+    def run(self, program, *arguments):
+        options = {
+            "Dir::Etc::sourcelist": self.work / "lab.sources",
+            "Dir::Etc::sourceparts": "-",
+            "Dir::State::lists": self.work / "lists",
+            "Dir::Cache": self.work / "cache",
+            "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled": "false",
+            "Acquire::IndexTargets::deb::Contents-deb::DefaultEnabled": "false",
+            "Acquire::Languages": "none",
+            # apt runs in a folder that the user of its sandbox cannot reach.
+            "APT::Sandbox::User": "root",
+            "APT::Architecture": self.architecture,
+        }
+        flags = [word for name, value in options.items() for word in ("-o", f"{name}={value}")] if program.startswith("apt") else []
+        environment = {**os.environ, "LC_ALL": "C"}
+        command = [program, *flags, *arguments]
+        done = subprocess.run(command, cwd=self.work, capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL)
         if done.returncode != 0:
             lines = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
-            raise Unavailable(f"{' '.join(command[:1])} for {suite}: {lines[-1]}")
+            raise Unavailable(f"{program} for {self.suite}: {lines[-1]}")
         return done.stdout
-
-    run("apt-get", *flags, "-q", "update")
-    depends = run("apt-cache", *flags, "depends", PACKAGE).split()
-    names = [word for word in depends if word.startswith("linux-image-") and word != PACKAGE]
-    if not names:
-        raise Unavailable(f"{suite} has no {PACKAGE}")
-    run("apt-get", *flags, "-q", "download", names[0])
-    run("dpkg", "-x", str(next(work.glob("*.deb"))), "package")
-    shutil.copyfile(next((work / "package/boot").glob("vmlinuz-*")), kept.with_suffix(".part"))
-    kept.with_suffix(".part").rename(kept)
-    shutil.rmtree(work)
-    return kept

@@ -4,6 +4,7 @@
     tests/lab/run.py                     all kernels, with the release binary: about twenty minutes
     tests/lab/run.py ci                  one kernel, the most important scenarios: three minutes at most
     tests/lab/run.py 6.1 5.10            only these kernels
+    tests/lab/run.py arm64 --binary target/aarch64-unknown-linux-gnu/debug/allocwall    one kernel of arm64: ten minutes
     tests/lab/run.py --only throttled    only scenarios whose name begins with this word
     tests/lab/run.py --install           install missing packages (Debian); also if CI is set
 
@@ -24,12 +25,13 @@ import subprocess
 import sys
 import tarfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import image
 import kernels
 from judge import Machine, Starved
-from scenarios import BOOTS, CI, CI_KERNEL, KERNELS
+from scenarios import ARM64, ARM64_KERNEL, BOOTS, CI, CI_KERNEL, KERNELS
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
@@ -39,22 +41,80 @@ CPUS = 4
 # A scenario takes about 15 s; a busy machine may need four times as long.
 SILENCE_S = 90
 MOST_BOOTS = 3
-NEEDED = {"qemu-system-x86_64": "qemu-system-x86", "busybox": "busybox-static", "strip": "binutils"}
+# The C library of the cross compiler of arm64.
+CROSS = Path("/usr/aarch64-linux-gnu/lib")
 
 
-def qemu(kernel, initramfs, boot, folder):
-    """The command of the emulator. QEMU's tcg, since KVM inside a virtual machine may hang; all CPUs in one host thread, since the
-    kernel panics when one emulated CPU patches code that another runs (QEMU 7.2: three of four boots with system call tracepoints)."""
-    command = ["qemu-system-x86_64", "-accel", "tcg,thread=single", "-cpu", "max,-cx16", "-smp", str(CPUS), "-m", str(MEMORY_MIB)]
+@dataclass(frozen=True)
+class Platform:
+    """What is emulated."""
+
+    # Debian's name.
+    architecture: str
+    emulator: tuple
+    options: str
+    # Serial ports: of the kernel, and of the results, with the words that add the second one.
+    console: str
+    data: str
+    data_words: str
+    strip: str
+    needed: dict
+
+
+COMMON = {"busybox": "busybox-static", "strip": "binutils", "readelf": "binutils"}
+# QEMU's tcg, since KVM inside a virtual machine may hang; all CPUs in one host thread, since the kernel panics when one emulated CPU
+# patches code that another runs (QEMU 7.2: three of four boots with system call tracepoints).
+ACCELERATOR = ("-accel", "tcg,thread=single")
+AMD64 = Platform(
+    architecture="amd64",
+    emulator=("qemu-system-x86_64", *ACCELERATOR, "-cpu", "max,-cx16"),
+    options="no_timer_check",
+    console="ttyS0",
+    data="ttyS1",
+    data_words="-serial chardev:data",
+    strip="strip",
+    needed={"qemu-system-x86_64": "qemu-system-x86", **COMMON},
+)
+ARM = Platform(
+    architecture="arm64",
+    # Signing of pointers as QEMU likes it: the algorithm of the manual takes it half of the time.
+    emulator=("qemu-system-aarch64", "-M", "virt", *ACCELERATOR, "-cpu", "max,pauth-impdef=on"),
+    options="",
+    console="ttyAMA0",
+    data="ttyS0",
+    data_words="-device pci-serial,chardev=data",
+    strip="aarch64-linux-gnu-strip",
+    needed={
+        "qemu-system-aarch64": "qemu-system-arm",
+        "aarch64-linux-gnu-strip": "binutils-aarch64-linux-gnu",
+        str(CROSS / "libc.so.6"): "libc6-arm64-cross",
+        str(CROSS / "libgcc_s.so.1"): "libgcc-s1-arm64-cross",
+        **COMMON,
+    },
+)
+
+
+def qemu(platform, kernel, initramfs, boot, folder):
+    """The command of the emulator."""
+    command = [*platform.emulator, "-smp", str(CPUS), "-m", str(MEMORY_MIB)]
     command += ["-nodefaults", "-display", "none", "-no-reboot", "-kernel", kernel, "-initrd", initramfs]
-    command += ["-append", "console=ttyS0 panic=-1 loglevel=4 no_timer_check"]
-    for port in ("console", "data"):
-        command += ["-serial", f"file:{folder / port}"]
+    # `data` is for guest.sh: the first process gets it as an environment variable.
+    command += ["-append", f"console={platform.console} data={platform.data} panic=-1 loglevel=4 {platform.options}"]
+    command += ["-serial", f"file:{folder / 'console'}", "-chardev", f"file,id=data,path={folder / 'data'}", *platform.data_words.split()]
     for node in range(boot.nodes):
         share = CPUS // boot.nodes
         command += ["-object", f"memory-backend-ram,id=m{node},size={MEMORY_MIB // boot.nodes}M"]
         command += ["-numa", f"node,nodeid={node},memdev=m{node},cpus={node * share}-{node * share + share - 1}"]
     return [str(word) for word in command]
+
+
+def programs(args):
+    """The files of the emulated machine's programs."""
+    binary = args.folder / f"allocwall-{args.platform.architecture}"
+    image.strip(args.binary, binary, args.platform.strip)
+    if args.platform is AMD64:
+        return image.of_this_machine(binary)
+    return image.of_another(binary, kernels.busybox(KERNELS[ARM64_KERNEL], args.folder, args.platform.architecture), CROSS)
 
 
 def blocks(folder):
@@ -99,13 +159,13 @@ def try_boot(version, boot, scenarios, folder, args, table):
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     initramfs = folder / "initramfs"
-    image.build(args.folder / "allocwall", boot.plan(scenarios, args.window), HERE / "guest.sh", initramfs)
-    kernel = kernels.image(KERNELS[version], args.folder)
+    image.build(args.files, boot.plan(scenarios, args.window), HERE / "guest.sh", initramfs)
+    kernel = kernels.image(KERNELS[version], args.folder, args.platform.architecture)
     machine = Machine(version, CPUS, boot.nodes, boot.cgroup, boot.huge_pages)
     (folder / "data").touch()
     waiting, failed, starved = {scenario.name: scenario for scenario in scenarios}, [], []
     with open(folder / "qemu", "wb") as log:
-        command = qemu(kernel, initramfs, boot, folder)
+        command = qemu(args.platform, kernel, initramfs, boot, folder)
         emulator = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
     try:
         heard = time.monotonic()
@@ -158,12 +218,13 @@ def wanted(name, beginnings):
 
 def missing(args):
     """Why the lab cannot run on this machine, or None."""
-    if platform.machine() != "x86_64":
+    if args.platform is AMD64 and platform.machine() != "x86_64":
         return f"the lab boots x86-64 kernels, with this machine's C library; this machine is {platform.machine()}"
+    needed = args.platform.needed
     if args.install:
-        pairs = [f"{program}={package}" for program, package in NEEDED.items()]
+        pairs = [f"{program}={package}" for program, package in needed.items()]
         subprocess.run([ROOT / "tools/need.sh", *pairs], check=False)
-    lacking = [program for program in NEEDED if shutil.which(program) is None]
+    lacking = [program for program in needed if shutil.which(program) is None and not Path(program).is_file()]
     if lacking:
         return f"no {', '.join(lacking)}"
     return None
@@ -171,7 +232,7 @@ def missing(args):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kernels", nargs="*", metavar="KERNEL", help=f"{', '.join(KERNELS)}, or ci")
+    parser.add_argument("kernels", nargs="*", metavar="KERNEL", help=f"{', '.join(KERNELS)}; or ci, or arm64")
     parser.add_argument("--binary", type=Path, default=ROOT / "target/release/allocwall")
     parser.add_argument("--folder", type=Path, default=ROOT / "target/lab", help="folder for kernels, consoles and reports")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME")
@@ -183,10 +244,14 @@ def main():
     args.folder, args.binary = args.folder.resolve(), args.binary.resolve()
     short = args.kernels == ["ci"]
     args.window = args.window or (6 if short else 8)
-    versions, boots = ([CI_KERNEL], [CI]) if short else (args.kernels or list(KERNELS), BOOTS)
+    args.platform, versions, boots = AMD64, args.kernels or list(KERNELS), BOOTS
+    if short:
+        versions, boots = [CI_KERNEL], [CI]
+    elif args.kernels == ["arm64"]:
+        args.platform, versions, boots = ARM, [ARM64_KERNEL], [ARM64]
     unknown = [version for version in versions if version not in KERNELS]
     if unknown:
-        parser.error(f"unknown kernel {unknown[0]}; use {', '.join(KERNELS)}, or only ci")
+        parser.error(f"unknown kernel {unknown[0]}; use {', '.join(KERNELS)}, or only ci or arm64")
     if not args.binary.is_file():
         parser.error(f"{args.binary} does not exist; run cargo build --release, or use --binary")
 
@@ -194,10 +259,10 @@ def main():
     args.folder.mkdir(parents=True, exist_ok=True)
     reason = missing(args)
     if reason is None:
-        image.strip(args.binary, args.folder / "allocwall")
         for version in versions:
             try:
-                kernels.image(KERNELS[version], args.folder)
+                args.files = programs(args)
+                kernels.image(KERNELS[version], args.folder, args.platform.architecture)
                 for boot in boots:
                     try_again(version, boot, args, table)
             except (kernels.Unavailable, image.Unavailable) as absent:

@@ -8,6 +8,7 @@ from judge import Calibrated, Check, Figure, NotSampled, Refused, Status, Wall, 
 
 # The Debian suite of each kernel.
 KERNELS = {"5.10": "bullseye", "6.1": "bookworm", "6.12": "trixie"}
+ARM64_KERNEL = "6.1"
 
 
 @dataclass
@@ -203,4 +204,13 @@ CI = Boot(
     nodes=2,
     huge_pages="always",
     scenarios=[CHECK, *FIRST_TOUCH_PAIR, *THROTTLED_PAIR, NAMESPACES[1], NAMESPACES[2], USERS[1], UNPLUGGED],
+)
+
+# On arm64, which is emulated more slowly.
+ARM64 = Boot(
+    "arm64",
+    cgroup=2,
+    nodes=1,
+    huge_pages="always",
+    scenarios=[CHECK, *FIRST_TOUCH_PAIR, *LOCK_PAIR, *CONTENTION_PAIR],
 )

@@ -10,7 +10,8 @@ from pathlib import Path
 import image
 import kernels
 from judge import FINDINGS, Calibrated, Figure, Machine, NotSampled, Refused, Starved, Status, Wall, judge_command, judge_observation
-from scenarios import BOOTS, CI, KERNELS
+from run import AMD64, ARM, CROSS, qemu
+from scenarios import ARM64, ARM64_KERNEL, BOOTS, CI, KERNELS
 
 MACHINE = Machine("6.1", cpus=4, nodes=2, cgroup=2, huge_pages="always")
 WALLS = ["first_touch", "numa", *(f"other_{n}" for n in range(FINDINGS - 2))]
@@ -195,13 +196,34 @@ class Judge(unittest.TestCase):
 
 class Plans(unittest.TestCase):
     def test_names_are_unique_and_plans_are_shell(self):
-        for boot in [*BOOTS, CI]:
+        for boot in [*BOOTS, CI, ARM64]:
             names = [scenario.name for scenario in boot.scenarios]
             self.assertEqual(len(names), len(set(names)))
             plan = boot.plan(boot.scenarios, 8)
             done = subprocess.run(["sh", "-n"], input=plan, text=True, capture_output=True)
             self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertEqual(len(set(KERNELS.values())), len(KERNELS))
+        self.assertIn(ARM64_KERNEL, KERNELS)
+
+    def test_the_results_have_a_port_of_their_own(self):
+        for platform, boot, data in ((AMD64, BOOTS[0], "ttyS1"), (ARM, ARM64, "ttyS0")):
+            command = qemu(platform, "kernel", "initramfs", boot, Path("folder"))
+            line = command[command.index("-append") + 1].split()
+            self.assertIn(f"data={data}", line)
+            self.assertNotIn(f"console={data}", line)
+            self.assertIn("file,id=data,path=folder/data", command)
+
+
+class Libraries(unittest.TestCase):
+    def test_those_of_another_architecture_are_found_in_its_folder(self):
+        if not (CROSS / "libm.so.6").is_file():
+            self.skipTest("not installed: libc6-arm64-cross")
+        found = image.cross_libraries(CROSS / "libm.so.6", CROSS)
+        self.assertEqual(set(found), {"lib/libc.so.6", "lib/ld-linux-aarch64.so.1"})
+
+    def test_one_that_is_missing_is_named(self):
+        with tempfile.TemporaryDirectory() as folder, self.assertRaisesRegex(image.Unavailable, r"libc\.so"):
+            image.cross_libraries("/bin/sh", Path(folder))
 
 
 if __name__ == "__main__":

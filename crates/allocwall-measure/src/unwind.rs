@@ -193,7 +193,11 @@ fn native(r: &Registers) -> (u64, u64, framehop::UnwindRegsNative) {
 
 #[cfg(target_arch = "aarch64")]
 fn native(r: &Registers) -> (u64, u64, framehop::UnwindRegsNative) {
-    (r[32], r[31], framehop::UnwindRegsNative::new(r[30], r[31], r[29]))
+    // Where the processor signs return addresses, the signature is in the bits above the address. User memory ends at
+    // 2^48, unless a program asks for more (Documentation/arch/arm64/memory.rst, pointer-authentication.rst).
+    const UNSIGNED: framehop::aarch64::PtrAuthMask = framehop::aarch64::PtrAuthMask((1 << 48) - 1);
+    let registers = framehop::UnwindRegsNative::new_with_ptr_auth_mask(UNSIGNED, r[30], r[31], r[29]);
+    (r[32], r[31], registers)
 }
 
 /// Instruction pointer and stack pointer of a register set.
@@ -248,10 +252,11 @@ mod tests {
         let unwinder = Unwinder::default();
         let mut cache = Cache::default();
         let mut out = Unwound::default();
+        let frame_pointer = if cfg!(target_arch = "x86_64") { 6 } else { 29 };
         // A frame pointer that points at itself, past the stack, or to no memory: no endless walk, no panic.
         for bp in [0u64, 0x1000, 0x1008, u64::MAX, u64::MAX - 7] {
             let mut registers = waiting_registers(0x400000, 0x1000);
-            registers[6] = bp;
+            registers[frame_pointer] = bp;
             let stack: Vec<u8> = (0..64).flat_map(|_| 0x1000u64.to_le_bytes()).collect();
             unwinder.unwind(&mut cache, &registers, &stack, &mut out);
             assert_eq!(out.addresses.first(), Some(&0x400000));
@@ -259,6 +264,23 @@ mod tests {
             // Within the copy it went in a circle: that is not the thread's first frame.
             assert!(out.truncated || bp != 0x1000, "{bp:#x}");
         }
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    #[test]
+    fn a_signed_return_address_is_found() {
+        let walk = |signature: u64| {
+            let mut registers = waiting_registers(0x40_0000, 0x1000);
+            registers[29] = 0x1000;
+            // Two frame records: the caller's frame pointer, and the return address.
+            let stack = [0x1010, 0xffff_8040_1000 | signature, 0, 0xffff_8040_2000 | signature];
+            let stack: Vec<u8> = stack.into_iter().flat_map(u64::to_le_bytes).collect();
+            let mut out = Unwound::default();
+            Unwinder::default().unwind(&mut Cache::default(), &registers, &stack, &mut out);
+            out.addresses
+        };
+        assert_eq!(walk(0), [0x40_0000, 0xffff_8040_0fff, 0xffff_8040_1fff]);
+        assert_eq!(walk(0x2f << 48), walk(0));
     }
 
     #[test]

@@ -224,6 +224,11 @@ impl Faults {
     }
 
     fn address(&mut self, proc: &ProcFs, fault: &Fault, pid: i32) -> Result<u64, Unread> {
+        // Also for buffers, which need no decoding: else their owners would get too large a share.
+        if let (Some(why), Source::Written | Source::Read | Source::Buffer) = (operand::MISSING, fault.source)
+        {
+            return Err(self.memory.refused(Absence::new(Reason::NotSupported, why)));
+        }
         let address = match fault.source {
             Source::Unknown => None,
             Source::Address(address) => Some(address),
@@ -639,6 +644,8 @@ mod operand {
     use super::Registers;
     use iced_x86::{Decoder, DecoderOptions, OpKind, Register};
 
+    pub const MISSING: Option<&str> = None;
+
     pub fn stack_pointer(registers: &Registers) -> u64 {
         registers[7]
     }
@@ -720,6 +727,10 @@ mod operand {
     //! Instructions are not decoded on this architecture. Registers: X0 to X29, LR, SP, PC.
 
     use super::Registers;
+
+    pub const MISSING: Option<&str> = Some(
+        "not on aarch64: the address of a fault in a CPU sample is an operand of its instruction, which is decoded on x86-64 only",
+    );
 
     pub fn stack_pointer(registers: &Registers) -> u64 {
         registers[31]
@@ -1322,6 +1333,21 @@ int main(int count, char **names) {
         assert_eq!(take(2, 2, 4), [1, 2]);
         assert_eq!(take(3, 3, 1), [2, 3]);
         assert_eq!(take(4, 4, 7), [4]);
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    #[test]
+    fn a_fault_whose_address_is_an_operand_has_a_reason() {
+        let missing = |source| {
+            let mut faults = Faults::default();
+            let (pid, registers) = (std::process::id() as i32, [0; allocwall_host::perf::REGISTERS]);
+            faults.add(Fault { sample: 0, pid, origin: pid, registers, source, soon: None });
+            faults.look_up(&ProcFs::live(), |_| None, |_, _| ());
+            faults.missing().map(|why| why.reason)
+        };
+        assert_eq!(missing(Source::Written), Some(Reason::NotSupported));
+        assert_eq!(missing(Source::Buffer), Some(Reason::NotSupported));
+        assert_eq!(missing(Source::Address(PAGE)), None);
     }
 
     #[cfg(target_arch = "x86_64")]

@@ -662,7 +662,8 @@ fn machine(s: &Surroundings) -> Answer {
 fn hypervisor(s: &Surroundings) -> Answer {
     match &s.facts.hypervisor {
         Some(name) => Answer::new(Available, format!("{name}; steal time is read from /proc/stat")),
-        None => Answer::new(Absent, "none, according to CPUID"),
+        None if s.facts.architecture == "x86_64" => Answer::new(Absent, "none, according to CPUID"),
+        None => Answer::new(Absent, "the firmware names none"),
     }
 }
 
@@ -826,6 +827,14 @@ mod tests {
             judge(&s).summary,
             "Everything that diagnose needs can be measured here, except: hardware counters (virtual machine without a PMU)."
         );
+    }
+
+    #[test]
+    fn no_hypervisor_has_its_source() {
+        let mut s = complete();
+        assert_eq!(answer(&s, "hypervisor").detail, "none, according to CPUID");
+        s.facts.architecture = "aarch64".to_owned();
+        assert_eq!(answer(&s, "hypervisor").detail, "the firmware names none");
     }
 
     #[test]
