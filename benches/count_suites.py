@@ -135,7 +135,8 @@ def read_redis(output, folder):
     return numbered(names)
 
 
-SQLITE_TEST = re.compile(r"^(\S+?)\.\.\.", re.MULTILINE)
+# Threads of a test print dots before the name of the next one.
+SQLITE_TEST = re.compile(r"^\.*([^\s.]\S*?)\.\.\.", re.MULTILINE)
 SQLITE_FAILED = re.compile(r"^!Failures on these tests:(.*)$", re.MULTILINE)
 SQLITE_END = re.compile(r"^\d+ errors out of \d+ tests", re.MULTILINE)
 

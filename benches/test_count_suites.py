@@ -70,6 +70,10 @@ class Reading(unittest.TestCase):
     def test_sqlite(self):
         self.assertEqual(read_sqlite(SQLITE, None), {"select1-1.1": "passed", "select1-1.2": "failed", "select1-1.3": "passed"})
 
+    def test_dots_of_sqlite_s_threads_are_no_part_of_a_name(self):
+        dots = "thread002.1... Ok\n.......thread002.2.5... Ok\n0 errors out of 2 tests on a machine"
+        self.assertEqual(read_sqlite(dots, None), {"thread002.1": "passed", "thread002.2.5": "passed"})
+
     def test_sqlite_that_ends_early_failed_in_its_last_test(self):
         crashed = "select1-1.1... Ok\nselect1-1.2..."
         self.assertEqual(read_sqlite(crashed, None), {"select1-1.1": "passed", "select1-1.2": "failed"})
