@@ -101,7 +101,7 @@ lab: build
 	@tools/need.sh python3=python3
 	tests/lab/run.py --install $(LAB)
 
-## The program for aarch64, built here, and the unit tests of its crates under QEMU's user emulation (docs/install.md, aarch64).
+## The program for aarch64, built here, and unit tests of its crates under QEMU's user emulation (docs/install.md, aarch64).
 aarch64:
 	@tools/need.sh python3=python3
 	tests/aarch64.py build

@@ -1347,7 +1347,7 @@ int main(int count, char **names) {
         };
         assert_eq!(missing(Source::Written), Some(Reason::NotSupported));
         assert_eq!(missing(Source::Buffer), Some(Reason::NotSupported));
-        assert_eq!(missing(Source::Address(PAGE)), None);
+        assert_eq!(missing(Source::Unknown), None);
     }
 
     #[cfg(target_arch = "x86_64")]
