@@ -94,6 +94,9 @@ fn series(
 
 fn by_pressure(points: &[Point], orders: Orders) -> Markup {
     let xs: Vec<f64> = points.iter().map(|point| point.pressure.max(NONE_AT)).collect();
+    // Over a pressure without a value, nothing is drawn.
+    let step = xs.windows(2).map(|pair| (pair[1] / pair[0]).ln()).fold(0.0, f64::max);
+    let range = xs.last().map_or(1.0, |last| (last / xs[0]).ln());
     let series = series(&points[0], |arm, _| {
         let figures = points.iter().map(|point| point.arms[arm].percentile(Measure::Dequeue, "p999", orders));
         let figures = figures.map(|figure| figure.map(|ns| ns.scaled(1e-9)));
@@ -118,7 +121,7 @@ fn by_pressure(points: &[Point], orders: Orders) -> Markup {
         series,
         shown: &time,
         linked: &points[0].placement.name,
-        longest_gap: 1.0,
+        longest_gap: 1.2 * step / range,
         note: None,
     };
     chart.draw()
@@ -150,15 +153,13 @@ fn distribution(e: &Experiment, point: &Point, orders: Orders) -> Markup {
         (ones.iter().map(slowest).collect(), vec![])
     });
     let place = if e.points.len() > 1 { format!(", {}", title(e, point)) } else { String::new() };
-    html! {
-        (slowest(
-            &format!("Time from intended arrival to dequeue, {} orders{place}", orders.key()),
-            "the slowest order of so many, all runs together",
-            ones,
-            series,
-        ))
-        p.note { (counted(point, orders)) }
-    }
+    let chart = slowest(
+        &format!("Time from intended arrival to dequeue, {} orders{place}", orders.key()),
+        "the slowest order of so many, all runs together",
+        ones,
+        series,
+    );
+    html! { @if !chart.0.is_empty() { (chart) p.note { (counted(point, orders)) } } }
 }
 
 fn throughput(point: &Point) -> Markup {
