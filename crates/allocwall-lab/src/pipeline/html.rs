@@ -191,7 +191,7 @@ mod tests {
     use super::super::{Arrivals, By, Pair, Pressure, RunResult, Spec, figures};
     use super::*;
     use allocwall_trial::compare::compare;
-    use allocwall_trial::{Block, Design, Run, Settings, plan, session};
+    use allocwall_trial::{Block, Design, ProofItem, ProofState, Run, Settings, plan, session};
 
     /// A run whose slowest orders take 100 times as long as the others.
     fn run(variant: Variant, ns: u64, rate: Option<f64>) -> RunResult {
@@ -240,7 +240,13 @@ mod tests {
                 started_unix_ms: 0,
                 metrics: figures(run, rate),
                 failure: None,
-                proof: vec![],
+                proof: vec![ProofItem {
+                    what: "variant".into(),
+                    state: ProofState::Proven,
+                    detail: String::new(),
+                    needed: true,
+                    absent: None,
+                }],
             });
             Block { number, runs: runs.collect() }
         };
