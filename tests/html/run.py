@@ -353,7 +353,7 @@ def other_reports_are_pages_too(made):
     made.allocwall("count", "-o", str(count), "--", "/bin/ls", "-lR", "/etc")
     busy = ("--", "sh", "-c", "while :; do :; done")
     made.allocwall("diagnose", "--repeat", "3", "-d", "500ms", "--every", "1s", "-o", str(series), *busy)
-    small = ("--orders", "20k", "--warm-up", "1k", "--rate", "100k", "--check", "0", "--allocators", "none", "--variants", "by-value")
+    small = ("--orders", "20k", "--warm-up", "1k", "--rate", "max", "--check", "0", "--allocators", "none", "--variants", "by-value")
     made.allocwall("bench", "pipeline", "--blocks", "1", *small, "-o", str(pipeline))
     driver.size(400, 800)
     try:

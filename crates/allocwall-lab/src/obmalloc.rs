@@ -523,7 +523,7 @@ mod tests {
     use super::*;
     use allocwall_model::units::{Absence, Reason};
     use allocwall_trial::compare::compare;
-    use allocwall_trial::{Block, Design, Run, Settings, plan, session};
+    use allocwall_trial::{Block, Design, ProofItem, ProofState, Run, Settings, plan, session};
 
     pub(super) fn probe() -> Probe {
         let text = r#"{"executable": "/v/bin/python3.11", "version": "3.11.7", "implementation": "cpython", "free_threaded": false,
@@ -640,7 +640,13 @@ mod tests {
                 started_unix_ms: 0,
                 metrics: METRICS.iter().map(|(key, ..)| ((*key).to_owned(), value(key))).collect(),
                 failure: None,
-                proof: vec![],
+                proof: vec![ProofItem {
+                    what: "huge pages".into(),
+                    state: ProofState::Proven,
+                    detail: String::new(),
+                    needed: true,
+                    absent: None,
+                }],
             }
         };
         let design = Design {

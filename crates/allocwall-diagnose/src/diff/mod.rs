@@ -135,42 +135,39 @@ impl Change {
     }
 }
 
+/// What is compared, before it is judged.
+struct Pair {
+    quantity: Quantity,
+    /// Before and after.
+    values: [Measured<Figure>; 2],
+    with_callees: Option<[Interval; 2]>,
+}
+
 pub fn compare(before: &Side, after: &Side) -> Diff {
     let per_unit = before.units.is_some() && after.units.is_some();
     let figures = |quantity: Quantity| {
         let values = [quantity.of(before, after), quantity.of(after, before)];
-        (quantity, values, None)
+        Pair { quantity, values, with_callees: None }
     };
-    let sites = figures::sites(before, after)
-        .into_iter()
-        .map(|site| (Quantity::Site(site.function), site.own.map(Ok), Some(site.with_callees)));
-    let pairs: Vec<(Quantity, [Measured<Figure>; 2], Option<[Interval; 2]>)> =
-        Quantity::all().map(figures).chain(sites).collect();
+    let sites = figures::sites(before, after).into_iter().map(|site| Pair {
+        quantity: Quantity::Site(site.function),
+        values: site.own.map(Ok),
+        with_callees: Some(site.with_callees),
+    });
+    let pairs: Vec<Pair> = Quantity::all().map(figures).chain(sites).collect();
     // Those whose interval has an error rate.
-    let is_judged = |pair: &[Measured<Figure>; 2]| {
-        pair.iter().all(|figure| figure.as_ref().is_ok_and(|figure| figure.slices.is_some()))
-    };
-    let judged = pairs.iter().filter(|(_, pair, _)| is_judged(pair));
+    let judged =
+        pairs.iter().filter(|pair| pair.values.iter().all(|v| v.as_ref().is_ok_and(|f| f.slices.is_some())));
     let family = judged.count().max(1);
     let window_s = before.bill.window_s.max(after.bill.window_s);
-    let changes: Vec<Change> = pairs
-        .into_iter()
-        .map(|(quantity, pair, with_callees)| Change {
-            with_callees,
-            ..Change::of(quantity, pair, family, per_unit, window_s)
-        })
-        .collect();
+    let changes: Vec<Change> =
+        pairs.into_iter().map(|pair| Change::of(pair, family, per_unit, window_s)).collect();
     Diff { sentence: sentence(&changes), unlike: unlike(before.recording, after.recording), changes }
 }
 
 impl Change {
-    fn of(
-        quantity: Quantity,
-        [before, after]: [Measured<Figure>; 2],
-        family: usize,
-        per_unit: bool,
-        window_s: f64,
-    ) -> Change {
+    fn of(pair: Pair, family: usize, per_unit: bool, window_s: f64) -> Change {
+        let Pair { quantity, values: [before, after], with_callees } = pair;
         let both = before.as_ref().ok().zip(after.as_ref().ok());
         // Without slices: the values are ranges, which are not wider for a family, and not narrower in a longer window.
         let slices = both.and_then(|(a, b)| a.slices.zip(b.slices));
@@ -192,7 +189,7 @@ impl Change {
             difference,
             wider,
             outcome,
-            with_callees: None,
+            with_callees,
         }
     }
 }

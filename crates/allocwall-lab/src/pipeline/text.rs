@@ -107,8 +107,7 @@ fn place(page: &mut Page, e: &Experiment, point: &Point) {
     let cpus: Vec<String> = point.placement.cpus.iter().map(u32::to_string).collect();
     let near = point.placement.near.as_deref().unwrap_or("one CPU");
     let handoff = point.arms.first().and_then(|arm| arm.handoff_ns);
-    let handoff =
-        handoff.map_or(String::new(), |ns| format!(", {:.0} ns to transfer a cache line", ns.point));
+    let handoff = handoff.map_or(String::new(), |ns| format!(", transfer {:.0} ns", ns.point));
     page.section(
         &pressure,
         &format!("CPUs {} ({near}{handoff}), {}", cpus.join(", "), count(point.outcome.blocks, "block")),

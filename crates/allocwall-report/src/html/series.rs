@@ -199,6 +199,7 @@ fn row(series: &Series, taken: &Taken, every: usize) -> (Markup, Vec<Markup>) {
     };
     let amount = |value: Option<f64>| html! { (value.map_or("–".into(), |value| text::amount(unit, value))) };
     let range = middle.map(|of| format!("{} to {}", text::amount(unit, of.low), text::amount(unit, of.high)));
+    let moved = matches!(change, Change::Rose { .. } | Change::Fell);
     let (word, class) = match change {
         Change::Rose { since } => {
             let at = series.windows.get(*since).map_or(0.0, |window| window.at_s);
@@ -210,12 +211,12 @@ fn row(series: &Series, taken: &Taken, every: usize) -> (Markup, Vec<Markup>) {
     };
     let cells = vec![
         dots,
+        html! { span.outcome.(class) { (word) } },
         amount(*first),
         amount(*last),
         amount(middle.map(|of| of.point)),
         html! { (range.unwrap_or_default()) },
-        html! { (slope.map_or(String::new(), |slope| text::rate(unit, slope, series))) },
-        html! { span.outcome.(class) { (word) } },
+        html! { (slope.filter(|_| moved).map_or(String::new(), |slope| text::rate(unit, slope, series))) },
     ];
     (html! { @if class == "warn" { strong { (quantity.title()) } } @else { (quantity.title()) } }, cells)
 }
