@@ -81,7 +81,6 @@ STEPS = [
     Step("build", ["cargo", "build", "--workspace", "--locked"]),
     # Compiles the C code too.
     Step("aarch64 compiles", [sys.executable, "tests/aarch64.py", "check"], ci=True),
-    Step("aarch64", [sys.executable, "tests/aarch64.py", "test"], local=True, prefix="aarch64 "),
     Step("scripts", **unittests("tests", "test_run")),
     Step("lab scripts", **unittests("tests/lab")),
     Step("book scripts", **unittests("tests/book", "test_book")),

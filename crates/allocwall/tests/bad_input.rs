@@ -476,6 +476,9 @@ fn the_recording_of_a_killed_diagnosis_can_be_reported() {
     let text = self::tool(&["diagnose", path(&file)]);
     assert_diagnosed(&text);
     assert!(data(&text).contains("cut off"), "{}", data(&text));
+    // What comes after its end is not the kernel's fault.
+    let all = self::tool(&["diagnose", path(&file), "--all"]);
+    assert!(!data(&all).contains("CONFIG_SCHED_INFO"), "{}", data(&all));
 }
 
 #[test]

@@ -475,3 +475,14 @@ fn without_descriptors_nothing_unread_is_ruled_out() {
     }
     assert!(measured > 0, "with 256 descriptors, first touch must be measured");
 }
+
+#[test]
+fn the_shell_that_starts_it_is_measured_without_it() {
+    let _alone = alone();
+    let line = "while :; do :; done & sleep 60 & \"$0\" diagnose --json -d 1s -p $$; kill $(jobs -p)";
+    let said = run(Command::new("bash").args(["-c", line, BINARY]));
+    let processes = said.document["target"]["processes"].as_array().expect(&said.all);
+    let named = |comm: &str| processes.iter().filter(|process| process["comm"] == comm).count();
+    // The shell, and its loop; another child of it belongs to the target too.
+    assert_eq!((named("bash"), named("sleep"), named("allocwall")), (2, 1, 0), "{}", said.all);
+}

@@ -11,7 +11,7 @@ mod waits;
 
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
 use allocwall_model::catalogue::syscalls::MapCall;
-use allocwall_model::recording::{ProbeName, Recording, Tick, gained};
+use allocwall_model::recording::{Ended, ProbeName, Recording, Tick, gained};
 use allocwall_model::units::{Absence, Interval, Measured, Reason};
 use serde::{Deserialize, Serialize};
 
@@ -141,7 +141,11 @@ fn increase(recording: &Recording, read: impl Fn(&Tick) -> Option<u64>) -> Measu
 
 /// Why a probe has no result: its own reason, else `otherwise`.
 fn absence(recording: &Recording, probe: ProbeName, otherwise: &str) -> Absence {
-    recording.probe_absence(probe).unwrap_or_else(|| Absence::new(Reason::TooLittle, otherwise))
+    let unknown = || match recording.meta.ended {
+        Ended::CutOff => Absence::new(Reason::TooLittle, "the recording ends before it").mend("record again"),
+        _ => Absence::new(Reason::TooLittle, otherwise),
+    };
+    recording.probe_absence(probe).unwrap_or_else(unknown)
 }
 
 /// Number of time slices of a window, for the intervals: half a second each, but at least 15, so that the intervals

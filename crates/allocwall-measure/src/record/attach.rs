@@ -158,7 +158,9 @@ impl Roots {
                 Ok(Roots::Running(pids.clone()))
             }
             Target::Cgroup(path) => {
-                let pids = CgroupFs::of(machine).map_err(|a| Error::Refused(a.detail))?.pids(path)?;
+                let mut pids = CgroupFs::of(machine).map_err(|a| Error::Refused(a.detail))?.pids(path)?;
+                let own = own_tree(&machine.proc, &pids);
+                pids.retain(|pid| !own.contains(pid));
                 if pids.is_empty() {
                     return Err(Error::Refused(format!("cgroup {path} has no processes")));
                 }
@@ -184,7 +186,11 @@ impl Roots {
             for &pid in pids {
                 collector.family.adopt(pid);
                 match proc.descendants(pid) {
-                    Ok(children) => children.into_iter().for_each(|child| collector.family.adopt(child)),
+                    Ok(children) => {
+                        let own = own_tree(proc, &children);
+                        let others = children.into_iter().filter(|child| !own.contains(child));
+                        others.for_each(|child| collector.family.adopt(child));
+                    }
                     Err(absence) if absence.is_gone() => {}
                     Err(absence) => unread = Some(absence),
                 }
@@ -192,6 +198,16 @@ impl Roots {
         }
         unread
     }
+}
+
+/// This process and its helpers, if it is one of these: the target may be the shell that started it.
+fn own_tree(proc: &ProcFs, processes: &[i32]) -> Vec<i32> {
+    let own = std::process::id() as i32;
+    if !proc.is_live() || !processes.contains(&own) {
+        return vec![];
+    }
+    let helpers = proc.descendants(own).unwrap_or_default();
+    helpers.into_iter().chain([own]).collect()
 }
 
 impl Command<Held> {

@@ -764,7 +764,8 @@ pub const TABLE: &[Remedy] = &[
         restart: false,
         // On Linux each thread has its own nice value: setpriority(2), BUGS.
         how: How::Command("sudo renice -n -5 -p {threads}"),
-        note: "only affects processes of the same cgroup; against other containers, raise cpu.weight (cgroup v1: cpu.shares)",
+        // sched(7), The autogroup feature: with it, a session has a weight, and nice values count inside of a session only.
+        note: "acts only against processes of its cgroup (against other containers: cpu.weight, or cpu.shares of cgroup v1); where `sysctl kernel.sched_autogroup_enabled` is 1, only against those of its session (against others: echo -5 | sudo tee /proc/PID/autogroup)",
         backfires: "the other processes wait longer; a new thread inherits the nice value of the thread that starts it",
         undo: "sudo renice -n 0 -p {threads}",
         moves: "waiting time to the other processes",
