@@ -78,6 +78,8 @@ pub struct Listing {
 
 pub struct Family {
     proc: ProcFs,
+    /// This process, unless `proc` is a copy. It is not part of the shell that started it.
+    own: Option<i32>,
     pub modules: Modules,
     pub members: HashMap<i32, Member>,
     /// Members whose end was noticed, with the time. They are not read at every tick. Their late samples
@@ -106,6 +108,7 @@ impl Family {
     pub fn new(proc: ProcFs, readers: Readers) -> Family {
         let modules = Modules::new(proc.root(), readers);
         Family {
+            own: proc.is_live().then(|| std::process::id() as i32),
             proc,
             modules,
             members: HashMap::new(),
@@ -252,7 +255,7 @@ impl Family {
         if self.members.contains_key(&pid) {
             return true;
         }
-        if self.strangers.contains_key(&pid) || self.left_out.contains(&pid) {
+        if self.strangers.contains_key(&pid) || self.left_out.contains(&pid) || self.own == Some(pid) {
             return false;
         }
         let mut parent = None;
@@ -274,7 +277,7 @@ impl Family {
                 self.leave_out(pid);
                 return false;
             }
-            if ancestor <= 1 {
+            if ancestor <= 1 || self.own == Some(ancestor) {
                 break;
             }
         }
