@@ -135,6 +135,9 @@ impl Change {
     }
 }
 
+/// A quantity before and after; for a call site, also with what it calls.
+type Pair = (Quantity, [Measured<Figure>; 2], Option<[Interval; 2]>);
+
 pub fn compare(before: &Side, after: &Side) -> Diff {
     let per_unit = before.units.is_some() && after.units.is_some();
     let figures = |quantity: Quantity| {
@@ -144,8 +147,7 @@ pub fn compare(before: &Side, after: &Side) -> Diff {
     let sites = figures::sites(before, after)
         .into_iter()
         .map(|site| (Quantity::Site(site.function), site.own.map(Ok), Some(site.with_callees)));
-    let pairs: Vec<(Quantity, [Measured<Figure>; 2], Option<[Interval; 2]>)> =
-        Quantity::all().map(figures).chain(sites).collect();
+    let pairs: Vec<Pair> = Quantity::all().map(figures).chain(sites).collect();
     // Those whose interval has an error rate.
     let is_judged = |pair: &[Measured<Figure>; 2]| {
         pair.iter().all(|figure| figure.as_ref().is_ok_and(|figure| figure.slices.is_some()))
