@@ -74,6 +74,9 @@ pub enum Served {
 /// A target that was stopped for this part of its threads' time, or more, gets no verdict.
 const MOSTLY_STOPPED: f64 = 0.5;
 
+/// In a shorter window, counters have increased in too few ticks of the kernel (4 to 10 ms) to rule anything out.
+const LEAST_WINDOW_S: f64 = 0.1;
+
 /// The largest call site of some lines.
 pub struct TopSite {
     pub name: String,
@@ -305,6 +308,38 @@ impl<'a> Context<'a> {
         let delay = self.wait_point(WaitClass::RunQueue);
         let whole = delay + self.bill.cpu_s;
         if whole > 0.0 { delay * (1.0 - self.behind_others()) / whole } else { 0.0 }
+    }
+
+    /// CPU-seconds a second that the target would use if no other process, no quota and no hypervisor kept it from the CPU, as
+    /// far as these waits were measured. At most what the machine has.
+    pub fn undisturbed_cpu_rate(&self) -> f64 {
+        let behind_others = self.wait_point(WaitClass::RunQueue) * self.behind_others();
+        let lost_s =
+            behind_others + self.wait_point(WaitClass::Throttled) + self.wait_point(WaitClass::Stolen);
+        let cpus = f64::from(self.recording.host.online_cpus.max(1));
+        let wanted = (self.bill.cpu_s + lost_s) / self.window_s;
+        wanted.min(cpus).max(self.cpu_rate)
+    }
+
+    /// The same as a multiple of the CPU time that it used: 1 or more.
+    pub fn undisturbed(&self) -> f64 {
+        if self.cpu_rate > 0.0 { self.undisturbed_cpu_rate() / self.cpu_rate } else { 1.0 }
+    }
+
+    /// Why nothing of the target's time can be judged, if that is so.
+    pub fn unjudged(&self) -> Option<Absence> {
+        self.stopped().or_else(|| self.too_short())
+    }
+
+    /// A window in which hardly anything was seen. It rules nothing out.
+    fn too_short(&self) -> Option<Absence> {
+        let seen = self.samples();
+        if self.window_s >= LEAST_WINDOW_S || seen >= MIN_SAMPLES {
+            return None;
+        }
+        let detail =
+            format!("a window of {:.0} ms with {seen} CPU samples is too short", self.window_s * 1e3);
+        Some(Absence::new(Reason::TooLittle, detail).mend("diagnose a target that runs longer"))
     }
 
     /// The largest call site of these lines that has a name.
@@ -584,8 +619,13 @@ impl<'a> Context<'a> {
         } else {
             Served::Mixed
         };
+        let calls = match served {
+            Served::Cached => "the thread cache serves most calls",
+            Served::Missing => "most calls miss the thread cache",
+            Served::Mixed | Served::Unknown => "the thread cache serves a part of the calls",
+        };
         let text = format!(
-            "{} of malloc's samples are in its entry points (cached calls: about 55 %, misses: 24 %)",
+            "{calls}: {} of malloc's time is in malloc and free themselves, not in what they call (served by the cache: about 55 %; missing it: 24 %)",
             percent(share)
         );
         (served, text)

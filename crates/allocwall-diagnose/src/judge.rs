@@ -36,10 +36,17 @@ const TOO_WIDE: f64 = 0.5;
 
 impl Case<'_> {
     pub fn judge(self) -> Judged {
+        self.judge_undisturbed(1.0)
+    }
+
+    /// Compares `times` the amount with the floor: what it would be if the target had the CPU whenever it could run. The share
+    /// stays the same.
+    pub fn judge_undisturbed(self, times: f64) -> Judged {
         let t = thresholds::of(self.wall);
-        let status = status(t, self.share, self.amount);
+        let undisturbed = Undisturbed { times, amount: self.amount.scaled(times) };
+        let status = status(t, self.share, undisturbed.amount);
         let figures = figures(&self);
-        let because = because(t, status, &self, &figures);
+        let because = because(t, status, &self, undisturbed, &figures);
         let width = self.share.high - self.share.low;
         // Nothing was seen of it, but too few samples were taken to rule it out.
         let unseen = self.share.point == 0.0;
@@ -73,6 +80,21 @@ impl Case<'_> {
     }
 }
 
+/// An amount as it would be if the target had the CPU whenever it could run: `times` the measured one.
+#[derive(Clone, Copy)]
+struct Undisturbed {
+    times: f64,
+    amount: Interval,
+}
+
+impl Undisturbed {
+    /// The condition, unless the measured amount is about the same.
+    fn condition(self) -> &'static str {
+        const ABOUT_THE_SAME: f64 = 1.05;
+        if self.times > ABOUT_THE_SAME { " if it had the CPU" } else { "" }
+    }
+}
+
 /// `Wall` needs the whole interval above the wall threshold. `RuledOut` needs the whole interval below the
 /// contributor threshold.
 fn status(t: &Threshold, share: Interval, amount: Interval) -> Status {
@@ -97,27 +119,33 @@ fn figures(case: &Case) -> String {
     format!("{} {} {}", percent_interval(case.share), case.unit, case.phrase)
 }
 
-fn because(t: &Threshold, status: Status, case: &Case, figures: &str) -> String {
+fn because(t: &Threshold, status: Status, case: &Case, undisturbed: Undisturbed, figures: &str) -> String {
     let (contributor, wall) = (percent(t.contributor), percent(t.wall_from));
+    let (amount, condition) = (undisturbed.amount, undisturbed.condition());
     match status {
+        Status::Wall if case.amount.low < floor_of(t) => format!(
+            "{figures}; wall threshold {wall}; {}, {} if it had the CPU",
+            floor_text(t, case.amount.point),
+            floor_text(t, amount.point)
+        ),
         Status::Wall => format!("{figures}; wall threshold {wall}"),
         Status::Contributor if case.share.low < t.contributor => {
             format!("{figures}; the interval includes the contributor threshold, {contributor}")
         }
-        Status::Contributor if case.amount.low < floor_of(t) => {
-            format!("{figures}; but it may be only {}, too little to notice", floor_text(t, case.amount.low))
+        Status::Contributor if amount.low < floor_of(t) => {
+            let least = floor_text(t, amount.low);
+            format!("{figures}; but it may be only {least}{condition}, too little to notice")
         }
         Status::Contributor if case.share.high >= t.wall_from => {
             format!("{figures}; the interval includes the wall threshold, {wall}")
         }
         Status::Contributor => format!("{figures}; contributor threshold {contributor}"),
         _ if case.share.high < t.contributor => small(t, case),
-        _ => format!(
-            "{} {}; too little: at most {}",
-            percent(case.share.point),
-            case.unit,
-            floor_text(t, case.amount.high)
-        ),
+        _ => {
+            let head = if condition.is_empty() { "too little: " } else { "" };
+            let (share, most) = (percent(case.share.point), floor_text(t, amount.high));
+            format!("{share} {}; {head}at most {most}{condition}", case.unit)
+        }
     }
 }
 
@@ -222,6 +250,11 @@ impl Judged {
         self
     }
 
+    pub fn because_also(mut self, reason: &str) -> Self {
+        self.finding.because = format!("{}; {reason}", self.finding.because);
+        self
+    }
+
     pub fn is(&self, status: Status) -> bool {
         self.finding.status == status
     }
@@ -267,6 +300,26 @@ mod tests {
             near.because
         );
         assert!(judged(0.03, 0.049, 1.0).finding.because.contains("(≤ 4.9 %)"));
+    }
+
+    #[test]
+    fn the_floor_is_for_a_target_that_has_the_cpu() {
+        let of = |times| case(0.19, 0.23, 0.2).judge_undisturbed(times).finding;
+        let starved = of(3.0);
+        assert_eq!(starved.status, Status::Wall);
+        assert!(
+            starved.because.ends_with("; 42 ms a second, 126 ms a second if it had the CPU"),
+            "{}",
+            starved.because
+        );
+        // Its twin used as little CPU time, because it wanted no more.
+        let idle = of(1.0);
+        assert_eq!(idle.status, Status::RuledOut);
+        assert!(idle.because.ends_with("too little: at most 46 ms a second"), "{}", idle.because);
+        let both = of(1.08);
+        assert_eq!(both.status, Status::RuledOut);
+        assert_eq!(both.because, "21 % of CPU; at most 50 ms a second if it had the CPU");
+        assert!(both.because.chars().count() <= 60);
     }
 
     #[test]

@@ -21,7 +21,7 @@ use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The remedies for the walls that were found, sorted: try them in this order. The first one is for the wall that the
-/// sentence names. Remedies for contributors are included only if there is no wall.
+/// sentence names. Remedies for contributors are included only if no wall is about the target's own time.
 pub fn prescribe(
     recording: &Recording,
     bill: &Bill,
@@ -32,7 +32,8 @@ pub fn prescribe(
         .into_iter()
         .filter_map(|(remedy, offer)| {
             let (prescription, saving) = offer.ok()?;
-            let rank = rank(remedy, main_process(recording), leading, saving);
+            let mut rank = rank(remedy, main_process(recording), leading, saving);
+            rank.answers = remedy.walls.iter().any(|wall| noticed(findings, *wall));
             Some((rank, prescription))
         })
         .collect();
@@ -50,6 +51,7 @@ pub fn prescribe(
         let memory = a.memory(most_returned).cmp(&b.memory(most_returned));
         let first = if by_memory { memory } else { Ordering::Equal };
         first
+            .then(b.answers.cmp(&a.answers))
             .then(a.advice.cmp(&b.advice))
             .then(b.goes_first(best).cmp(&a.goes_first(best)))
             .then(a.goes_last(best_of_target).cmp(&b.goes_last(best_of_target)))
@@ -68,13 +70,21 @@ pub fn prescribe(
     ranked.into_iter().map(|(_, p)| p).collect()
 }
 
-/// What the remedies act on: the walls, or the contributors if there is no wall; and the allocator's calls if they are many.
+fn noticed(findings: &[Finding], wall: Wall) -> bool {
+    let fired = |f: &Finding| matches!(f.status, Status::Wall | Status::Contributor);
+    findings.iter().any(|f| f.wall == wall && fired(f))
+}
+
+/// What the remedies act on: the walls, with the contributors if no wall is about the target's own time; and the allocator's
+/// calls if they are many.
 pub fn treated(findings: &[Finding]) -> Vec<Wall> {
     let mut treated = with(findings, Status::Wall);
-    if treated.is_empty() {
-        treated = with(findings, Status::Contributor);
+    // Interference and kept memory are other matters than the time that the program takes.
+    if treated.iter().all(|wall| wall.rung() == Wall::RunQueue.rung() || *wall == Wall::Retention) {
+        let mut contributors = with(findings, Status::Contributor);
         // Some interference and waiting is normal on a shared machine.
-        treated.retain(|w| w.rung() >= 3);
+        contributors.retain(|w| w.rung() >= 3);
+        treated.extend(contributors);
     }
     let many = |f: &Finding| {
         let share = f.share.map_or(0.0, |share| share.point);
@@ -94,6 +104,8 @@ fn with(findings: &[Finding], status: Status) -> Vec<Wall> {
 
 struct Rank {
     remedy: &'static Remedy,
+    /// It acts on a wall or contributor: the allocator's calls may be many and no wall.
+    answers: bool,
     /// Advice whose effect was not measured.
     advice: bool,
     /// It undoes a setting of the target.
@@ -142,6 +154,7 @@ const WORTH: f64 = 0.01;
 fn rank(remedy: &'static Remedy, process: Option<&Process>, leading: Option<Wall>, saving: Saving) -> Rank {
     Rank {
         remedy,
+        answers: false,
         advice: remedy.kind == Kind::Advice && saving.returned == 0,
         cause: needs::undoes_a_setting(process, remedy),
         leading: leading.is_some_and(|w| remedy.walls.contains(&w)),
@@ -558,6 +571,11 @@ fn merged_tunables(process: Option<&Process>, new: &str) -> String {
 /// The command that starts the target. None if it is unknown or too long.
 fn command_line(ctx: &Context) -> Option<String> {
     line_of(words(ctx))
+}
+
+/// The command line that the user gave, if it is short enough.
+pub(super) fn given_command(ctx: &Context) -> Option<String> {
+    line_of(ctx.recording.meta.command.as_ref()?)
 }
 
 /// The command line that the user gave, else the one that the kernel reports.

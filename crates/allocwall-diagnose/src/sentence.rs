@@ -3,14 +3,14 @@
 use super::bill::stripped_runtime;
 use super::context::{Context, Served, TopSite, count, percent, percent_interval};
 use super::judge::Judged;
-use super::remedies::{trial_of_command, trial_of_start};
+use super::remedies::{given_command, trial_of_command, trial_of_start};
 use super::rungs::{UNCOUNTED, named, rate_of_calls, storage_place};
 use super::{Finding, Prescription, Reach, ShellLine, Status, Whole};
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
 use allocwall_model::catalogue::remedies::{self, Effect, Kind, Need, Remedy};
 use allocwall_model::catalogue::thresholds;
 use allocwall_model::catalogue::walls::Wall;
-use allocwall_model::units::{Absence, Reason};
+use allocwall_model::units::{Absence, Reason, plural};
 
 /// Longer names of call sites are cut. C++ and Rust names can have hundreds of characters.
 const LONGEST_NAME: usize = 40;
@@ -32,23 +32,61 @@ impl From<String> for Sentence {
 }
 
 pub fn write(ctx: &Context, judged: &[Judged], walls: &[Wall]) -> Sentence {
-    if let Some(stopped) = ctx.stopped() {
+    if let Some(why) = ctx.unjudged() {
         return fitting([
-            format!("No verdict: {}.", stopped.detail).into(),
+            format!("No verdict: {}.", why.detail).into(),
             "No verdict: the target was stopped most of the time.".to_owned().into(),
         ]);
     }
     let Some(&worst) = walls.first() else {
         return no_wall(ctx, judged);
     };
-    // Leaves out walls that are the same CPU time as the worst one.
-    let next = walls[1..].iter().find(|w| !same_time(worst, **w) && **w != Wall::Waiting);
-    let also = next.map_or_else(String::new, |wall| also(ctx, judged, *wall));
+    let others = others(walls, worst);
+    let (named, counted) = (also(ctx, judged, &others, others.len()), also(ctx, judged, &others, 1));
+    let only_counted = also(ctx, judged, &others, 0);
+    let hidden = hidden(ctx, judged);
+    let [with_place, without] = [true, false].map(|place| wall_sentence(ctx, judged, worst, place));
     fitting([
-        (wall_sentence(ctx, judged, worst, true) + &also).into(),
-        (wall_sentence(ctx, judged, worst, false) + &also).into(),
-        wall_sentence(ctx, judged, worst, false).into(),
+        format!("{with_place}{hidden}{named}").into(),
+        format!("{with_place}{hidden}{counted}").into(),
+        format!("{without}{hidden}{named}").into(),
+        format!("{without}{hidden}{counted}").into(),
+        format!("{without}{hidden}{only_counted}").into(),
+        format!("{without}{only_counted}").into(),
+        without.into(),
     ])
+}
+
+/// The walls after the worst one, without those that are the same CPU time as one before them.
+fn others(walls: &[Wall], worst: Wall) -> Vec<Wall> {
+    let mut listed = vec![worst];
+    for wall in walls.iter().skip(1).filter(|wall| **wall != Wall::Waiting) {
+        if !listed.iter().any(|before| same_time(*before, *wall)) {
+            listed.push(*wall);
+        }
+    }
+    listed.split_off(1)
+}
+
+/// What the walls that were found leave open: memory walls that may hide in kernel time without symbols.
+fn hidden(ctx: &Context, judged: &[Judged]) -> String {
+    let not_measured = |wall: &Wall| find(judged, *wall).is_some_and(|f| f.status == Status::NotMeasured);
+    if !much_unnamed(ctx) || !MEMORY.iter().any(not_measured) {
+        return String::new();
+    }
+    let unnamed = unnamed(ctx);
+    format!(" Undecided: {unnamed} of CPU, {}{}.", CostClass::UnnamedKernel.title(), as_root_too(ctx))
+}
+
+/// The kernel time without symbols, as the bill has it.
+fn unnamed(ctx: &Context) -> String {
+    let line = ctx.cpu(&[CostClass::UnnamedKernel]);
+    percent(line.map_or_else(|_| ctx.unnamed_kernel(), |sum| sum.named.point))
+}
+
+/// What shows the kernel time without symbols.
+fn as_root_too(ctx: &Context) -> &'static str {
+    if ctx.recording.host.euid == 0 { "" } else { "; run as root" }
 }
 
 /// Returns the first sentence that is short enough, else the last one. The caller sorts them, longest first.
@@ -58,9 +96,22 @@ fn fitting<const N: usize>(sentences: [Sentence; N]) -> Sentence {
     sentences.into_iter().nth(at).unwrap_or_default()
 }
 
-fn also(ctx: &Context, judged: &[Judged], wall: Wall) -> String {
-    let s = find(judged, wall).and_then(|f| f.share).map_or_else(|| "part".to_owned(), |s| percent(s.point));
-    format!(" Also: {}.", takes(ctx, judged, wall, &s))
+/// The first `named` of these walls with what they take, and the number of the rest.
+fn also(ctx: &Context, judged: &[Judged], walls: &[Wall], named: usize) -> String {
+    if walls.is_empty() {
+        return String::new();
+    }
+    let (named, rest) = walls.split_at(named.min(walls.len()));
+    let took = |wall: &Wall| {
+        let share = find(judged, *wall).and_then(|f| f.share);
+        takes(ctx, judged, *wall, &share.map_or_else(|| "part".to_owned(), |s| percent(s.point)))
+    };
+    let more = match rest.len() {
+        0 => None,
+        n => Some(format!("{n} more {}", plural(n as u64, "wall"))),
+    };
+    let parts: Vec<String> = named.iter().map(took).chain(more).collect();
+    format!(" Also: {}.", parts.join("; "))
 }
 
 /// A contributor with its interval: `map churn takes 9 % (8–10 %) of CPU`.
@@ -226,7 +277,7 @@ fn wall_sentence(ctx: &Context, judged: &[Judged], wall: Wall, place: bool) -> S
         ),
         Wall::RunQueue => format!(
             "Run-queue wait is the wall: the target waited for a CPU for {s} of the time in which it could have run{}.",
-            competitor(ctx)
+            if place { competitor(ctx) } else { String::new() }
         ),
         Wall::Waiting => format!(
             "This is not a CPU problem: the target used {:.2} CPUs and waited {s} of the time{}.",
@@ -406,7 +457,7 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> Sentence {
     let contributor = leading_contributor(judged);
     let kept = find(judged, Wall::Retention)
         .filter(|f| f.status == Status::Contributor)
-        .map_or_else(String::new, |_| also(ctx, judged, Wall::Retention));
+        .map_or_else(String::new, |_| also(ctx, judged, &[Wall::Retention], 1));
     let most_in = site.as_ref().map_or_else(String::new, |site| format!(", most in `{}`", name(site)));
     let in_full = site.filter(|site| name(site) == *site);
     let with_site = |text| Sentence { text, site: in_full.clone() };
@@ -472,8 +523,11 @@ fn undecided(ctx: &Context, judged: &[Judged], unknown: &str, own: &str) -> Stri
     let allocator = find(judged, Wall::CallRate)
         .and_then(|f| f.share)
         .map_or_else(String::new, |s| format!("; the allocator itself takes {}", percent(s.point)));
-    let unnamed = percent(ctx.unnamed_kernel());
-    format!("Undecided: {unnamed} of CPU is kernel time without symbols; not measured: {unknown}{allocator}.")
+    let unnamed = unnamed(ctx);
+    let root = as_root_too(ctx);
+    format!(
+        "Undecided: {unnamed} of CPU is kernel time without symbols{root}; not measured: {unknown}{allocator}."
+    )
 }
 
 /// The shares of the memory walls that were measured.
@@ -596,7 +650,7 @@ fn own_computing(ctx: &Context) -> Own {
     Own { text, brief: computing, site: site.map(|site| site.name) }
 }
 
-/// Commands to run next, at most three: `calibrate` if a prediction needs prices, `sudo` if a wall was not measured, an exact
+/// Commands to run next, at most three: `sudo` if a wall was not measured, `calibrate` if a prediction needs prices, an exact
 /// reading of the memory if retention is the wall, the first remedy that is a command, or a trial of it if its gain is unknown,
 /// and a command that shows the wall with another tool.
 pub fn next_steps(
@@ -606,15 +660,16 @@ pub fn next_steps(
     wall: Option<Wall>,
 ) -> Vec<ShellLine> {
     let mut next = Vec::new();
-    next.extend(ctx.stopped().and_then(|stopped| stopped.mend.into_iter().find_map(ShellLine::of_advice)));
+    next.extend(ctx.unjudged().and_then(|why| why.mend.into_iter().find_map(ShellLine::of_advice)));
+    // What is not supported is not measured for root either, and root gets no more samples.
+    let of_rights = |missing: &Absence| !matches!(missing.reason, Reason::NotSupported | Reason::TooLittle);
+    let may_help = |missing: &Absence| of_rights(missing) || missing.root_helps();
+    if ctx.recording.host.euid != 0 && findings.iter().filter_map(|f| f.missing.as_ref()).any(may_help) {
+        next.push(as_root(ctx));
+    }
     let unpriced = ctx.recording.prices.is_err();
     if unpriced && remedies.iter().any(|r| r.gain.is_none()) {
         next.push(ShellLine::from(CALIBRATE));
-    }
-    // What is not supported is not measured for root either.
-    let may_help = |missing: &Absence| missing.reason != Reason::NotSupported || missing.root_helps();
-    if ctx.recording.host.euid != 0 && findings.iter().filter_map(|f| f.missing.as_ref()).any(may_help) {
-        next.push(as_root(ctx));
     }
     if let Some(process) = ctx.billed().filter(|_| wall == Some(Wall::Retention)) {
         let line = ShellLine::from(format!("allocwall memory -p {} --exact", process.pid));
@@ -645,8 +700,11 @@ fn trial_of(ctx: &Context, offer: &Prescription) -> Option<ShellLine> {
     trial_of_command(ctx, remedy).filter(|line| is_unknown && !line.has_gap)
 }
 
-/// The same diagnosis as root. A target that has ended must be started again, by whoever knows how.
+/// The same diagnosis as root. A target that has ended must be started again, as it was given or by whoever knows how.
 fn as_root(ctx: &Context) -> ShellLine {
+    if let Some(command) = given_command(ctx) {
+        return ShellLine::from(format!("sudo allocwall diagnose -- {command}"));
+    }
     match ctx.root() {
         Some(root) => ShellLine::from(format!("sudo allocwall diagnose -p {}", root.pid)),
         None => ShellLine::from("sudo allocwall diagnose -- COMMAND").with_gap(),

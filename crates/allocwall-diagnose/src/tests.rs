@@ -3037,3 +3037,118 @@ fn where_loads_miss_the_tlb_the_place_of_blocks_is_worth_a_trial() {
     assert!(huge.low > -0.05 && huge.point > 0.1 && huge.high > 0.25, "{huge:?}");
     assert!(walking(3_000_000).is_empty());
 }
+
+// ---- what interference, missing rights and short windows hide ----
+
+/// First touch takes 13 % of the CPU time of a target that gets a third of a CPU: 42 ms a second.
+fn starved(class: WaitClass, waits: f64) -> Subject {
+    let mut subject = with_shares(&[(FaultPath, 0.13)]);
+    subject.cpus(0.32).waits(class, waits);
+    subject
+}
+
+#[test]
+fn a_target_that_waits_for_a_cpu_keeps_its_walls() {
+    for class in [WaitClass::RunQueue, WaitClass::Throttled, WaitClass::Stolen] {
+        assert_eq!(status(&starved(class, 0.62), Wall::FirstTouch), Status::Contributor, "{class:?}");
+        // Its twin uses as little CPU time because it has no more to do.
+        assert_eq!(status(&starved(class, 0.0), Wall::FirstTouch), Status::RuledOut, "{class:?}");
+    }
+    assert_eq!(status(&starved(WaitClass::Idle, 0.62), Wall::FirstTouch), Status::RuledOut);
+    // No target can use more than the machine has.
+    let mut most = with_shares(&[(FaultPath, 0.40)]);
+    most.cpus(0.001).waits(WaitClass::Throttled, 100.0);
+    most.recording.host.online_cpus = 2;
+    assert_eq!(Context::new(&most.recording, &most.bill).undisturbed_cpu_rate(), 2.0);
+}
+
+#[test]
+fn the_sentence_names_or_counts_all_walls() {
+    let mut subject = with_shares(&[(FaultPath, 0.30), (MapCalls, 0.20)]);
+    let two = subject.verdict().sentence;
+    assert!(two.ends_with(" Also: map churn takes 20 % of CPU."), "{two}");
+    subject.shares(&[(FaultPath, 0.30), (MapCalls, 0.20), (BlockFilling, 0.18)]);
+    let three = subject.verdict();
+    assert_eq!(three.walls.len(), 3);
+    let named = three.sentence.contains("filling and copying blocks takes 18 %");
+    assert!(named || three.sentence.ends_with("; 1 more wall."), "{}", three.sentence);
+    // Three readings of the same time are one.
+    let same = with_shares(&[(AllocatorCode, 0.5)]).verdict().sentence;
+    assert!(!same.contains("Also"), "{same}");
+}
+
+#[test]
+fn a_wall_of_another_kind_leaves_hidden_kernel_time_undecided() {
+    let verdict = |unnamed: f64, euid: u32| {
+        let mut subject = with_shares(&[(UnnamedKernel, unnamed)]);
+        subject.waits(WaitClass::RunQueue, 1.0).recording.prices = Err(absent());
+        subject.recording.host.euid = euid;
+        subject.recording.meta.command = Some(vec!["service".into()]);
+        subject.verdict()
+    };
+    let hidden = verdict(0.92, 1000);
+    assert_eq!(hidden.walls, [Wall::RunQueue]);
+    let open = |verdict: &super::Verdict| verdict.sentence.contains(" Undecided: 92 % of CPU");
+    assert!(open(&hidden) && hidden.sentence.ends_with("; run as root."), "{}", hidden.sentence);
+    assert_eq!(hidden.next[0].command, "sudo allocwall diagnose -- service");
+    let root = verdict(0.92, 0);
+    assert!(open(&root) && !root.sentence.contains("root"), "{}", root.sentence);
+    assert!(!verdict(0.01, 1000).sentence.contains("Undecided"));
+}
+
+#[test]
+fn a_remedy_of_a_wall_goes_before_those_of_walls_that_are_ruled_out() {
+    let keys = |collector: f64, waits: f64| -> Vec<String> {
+        // Too little CPU time in malloc for a wall, enough for another allocator to save some of it.
+        let mut subject = with_shares(&[(GarbageCollector, collector), (AllocatorCode, 0.06)]);
+        subject.process().runtime = Ok(Runtime::Jvm { version: None });
+        subject.waits(WaitClass::RunQueue, waits);
+        assert_eq!(status(&subject, Wall::CallRate), Status::RuledOut);
+        subject.verdict().remedies.into_iter().map(|remedy| remedy.remedy).collect()
+    };
+    let at = |keys: &[String], key: &str| keys.iter().position(|found| found == key);
+    for (collector, waits) in [(0.5, 0.0), (0.5, 1.0), (0.10, 0.0), (0.10, 1.0)] {
+        let keys = keys(collector, waits);
+        let (heap, swap) = (at(&keys, "jvm-heap"), at(&keys, "mimalloc"));
+        assert!(heap.is_some() && swap.is_none_or(|swap| heap < Some(swap)), "{keys:?}");
+    }
+    assert!(at(&keys(0.0, 0.0), "jvm-heap").is_none());
+}
+
+#[test]
+fn call_rate_and_code_are_said_to_be_the_same_time() {
+    let because = |share: f64| {
+        let finding = with_shares(&[(AllocatorCode, share)]).finding(Wall::AllocatorCode);
+        (finding.status, finding.because.contains("same time"))
+    };
+    assert_eq!(because(0.12), (Status::Contributor, true));
+    assert_eq!(because(0.02), (Status::RuledOut, false));
+}
+
+#[test]
+fn a_window_in_which_hardly_anything_was_seen_rules_nothing_out() {
+    let verdict = |window_s: f64| {
+        let mut subject = with_shares(&[]);
+        subject.bill.window_s = window_s;
+        subject.recording.host.euid = 1000;
+        subject.recording.meta.window_ns = (window_s * 1e9) as u64;
+        subject.bill.cpu_s = 0.0;
+        subject.bill.on_cpu = Err(absent());
+        subject.bill.sampled = Err(absent());
+        let verdict = subject.verdict();
+        (super::reach(&subject.recording, &subject.bill, &verdict), verdict)
+    };
+    let (reach, short) = verdict(0.005);
+    assert_eq!(reach, Reach::NotSampled);
+    assert_eq!(short.sentence, "No verdict: a window of 5 ms with 0 CPU samples is too short.");
+    let measured = |f: &&Finding| f.status != Status::NotMeasured;
+    assert!(short.findings.iter().filter(measured).all(|f| f.of == Whole::Resident));
+    assert!(!short.next.iter().any(|line| line.command.starts_with("sudo")), "{:?}", short.next);
+    let (_, long) = verdict(10.0);
+    assert!(long.findings.iter().any(|f| f.wall == Wall::FirstTouch && f.status == Status::RuledOut));
+    // A program with many threads is sampled enough in a short time.
+    let mut sampled = with_shares(&[(FaultPath, 0.5)]);
+    sampled.bill.window_s = 0.05;
+    sampled.bill.cpu_s = 0.05;
+    assert_eq!(status(&sampled, Wall::FirstTouch), Status::Wall);
+}

@@ -126,7 +126,7 @@ fn pairs_per_second(ctx: &Context) -> Option<Interval> {
 
 /// Whether the line of the application may contain a wall of this size.
 fn may_be_in_application(ctx: &Context, wall: Wall) -> bool {
-    ctx.cpu(&[CostClass::Application]).is_ok_and(|sum| may_count(wall, sum))
+    ctx.cpu(&[CostClass::Application]).is_ok_and(|sum| may_count(ctx, wall, sum))
 }
 
 fn incomplete(runtime: &str) -> String {
@@ -226,6 +226,15 @@ pub fn code_and_contention(ctx: &Context) -> Vec<Judged> {
             }
             Served::Mixed | Served::Missing | Served::Unknown => judged,
         }
+    };
+    let noticed = |judged: &Judged| judged.is(Status::Wall) || judged.is(Status::Contributor);
+    let code = if noticed(&code) && noticed(&call_rate(ctx)) {
+        code.because_also(match ctx.cpu(&[CostClass::RuntimeAllocator]) {
+            Ok(runtime) if runtime.share.point > 0.0 => "this is part of the time of call rate",
+            _ => "this is the same time as that of call rate",
+        })
+    } else {
+        code
     };
     vec![code.evidence(how), contention]
 }

@@ -30,7 +30,7 @@ pub fn share_case(ctx: &Context, wall: Wall, share: Interval, phrase: &str, show
         phrase,
         show: show.clone(),
     }
-    .judge()
+    .judge_undisturbed(ctx.undisturbed())
 }
 
 /// CPU time and blocked time at one lock. An error is the judgement if they are not known, or if there is one thread.
@@ -90,7 +90,7 @@ pub fn lock_case(
 
 /// Without samples, a wall can still be ruled out if the whole CPU time is below its floor.
 fn without_samples(ctx: &Context, wall: Wall, absence: Absence, show: ShellLine) -> Judged {
-    if ctx.cpu_is_known() && ctx.cpu_rate < per_second_floor(wall) {
+    if ctx.cpu_is_known() && ctx.undisturbed_cpu_rate() < per_second_floor(wall) {
         let mut judged = Judged::ruled_out(
             wall,
             Whole::Cpu,
@@ -105,8 +105,9 @@ fn without_samples(ctx: &Context, wall: Wall, absence: Absence, show: ShellLine)
 }
 
 /// Whether the sum could be at least a contributor of this wall.
-pub fn may_count(wall: Wall, sum: Sum) -> bool {
-    sum.share.high >= thresholds::of(wall).contributor && sum.rate.high >= per_second_floor(wall)
+pub fn may_count(ctx: &Context, wall: Wall, sum: Sum) -> bool {
+    sum.share.high >= thresholds::of(wall).contributor
+        && sum.rate.high * ctx.undisturbed() >= per_second_floor(wall)
 }
 
 fn per_second_floor(wall: Wall) -> f64 {

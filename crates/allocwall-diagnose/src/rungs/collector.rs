@@ -28,7 +28,7 @@ pub fn rung(ctx: &Context) -> Vec<Judged> {
     // The time of a collector that cannot be recognized is counted in these lines. If they are small, so is the
     // collector.
     const HIDES_IN: &[CostClass] = &[CostClass::Application, CostClass::RuntimeAllocator];
-    let hidden = ctx.cpu(HIDES_IN).is_ok_and(|sum| may_count(Wall::GarbageCollector, sum));
+    let hidden = ctx.cpu(HIDES_IN).is_ok_and(|sum| may_count(ctx, Wall::GarbageCollector, sum));
     let limit = match stripped_runtime(ctx.recording) {
         Some(stripped) => stripped.collector_note(),
         None => matches!(runtime, Some(Ok(Runtime::Node { .. }))).then(|| V8.to_owned()),

@@ -76,7 +76,7 @@ fn fork(ctx: &Context) -> Judged {
 
 /// Whether the line of starting and ending processes and threads is large enough for a contributor.
 fn starts_count(ctx: &Context) -> bool {
-    ctx.cpu(&[CostClass::ForkExit]).is_ok_and(|starts| may_count(Wall::Fork, starts))
+    ctx.cpu(&[CostClass::ForkExit]).is_ok_and(|starts| may_count(ctx, Wall::Fork, starts))
 }
 
 /// Whether pages are copied, and most of them are of no file. Processes share such pages only since a fork, perhaps before

@@ -41,13 +41,13 @@ const LADDER: [Rung; 12] = [
 
 pub fn walk(ctx: &Context) -> Vec<Judged> {
     let judged = LADDER.iter().flat_map(|rung| rung(ctx));
-    match ctx.stopped() {
+    match ctx.unjudged() {
         None => judged.collect(),
-        // A target that was stopped has no measurable walls of CPU or time. Its memory can be judged.
-        Some(stopped) => judged
+        // A target that was stopped, or hardly seen, has no measurable walls of CPU or time. Its memory can be judged.
+        Some(why) => judged
             .map(|judged| match judged.finding.of {
                 Whole::Resident => judged,
-                of => Judged::not_measured(judged.finding.wall, of, stopped.clone(), judged.finding.show),
+                of => Judged::not_measured(judged.finding.wall, of, why.clone(), judged.finding.show),
             })
             .collect(),
     }

@@ -120,7 +120,7 @@ fn by_pages(ctx: &Context, seen: &Seen, remote: Interval, show: ShellLine) -> Ju
             format!("at most {} of CPU; threshold {}", percent(bound), percent(threshold.contributor))
         } else {
             // The share is large, of very little CPU time.
-            format!("at most {:.0} ms a second", bound * ctx.cpu_rate * 1e3)
+            format!("at most {:.0} ms a second", bound * ctx.undisturbed_cpu_rate() * 1e3)
         };
         return judged.estimate(ESTIMATE);
     }
@@ -135,7 +135,7 @@ fn by_pages(ctx: &Context, seen: &Seen, remote: Interval, show: ShellLine) -> Ju
             phrase: "is on another node than the CPUs that use it",
             show: show.clone(),
         }
-        .judge();
+        .judge_undisturbed(ctx.undisturbed());
         // A share of pages, not of time: it is not compared with walls of time.
         judged.cost = 0.0;
         if judged.is(Status::Wall) {

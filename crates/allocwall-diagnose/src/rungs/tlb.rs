@@ -118,7 +118,7 @@ fn bound(ctx: &Context, show: ShellLine) -> Judged {
             format!("at most {} of CPU; threshold {}", percent(bound), percent(threshold))
         } else {
             // The share is large, of very little CPU time.
-            format!("at most {:.0} ms a second", bound * ctx.cpu_rate * 1e3)
+            format!("at most {:.0} ms a second", bound * ctx.undisturbed_cpu_rate() * 1e3)
         };
         return judged.evidence(memory).estimate(ESTIMATE);
     }

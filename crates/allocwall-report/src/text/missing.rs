@@ -268,7 +268,7 @@ fn thin_stacks(rec: &Recording) -> Option<Absence> {
     let module = rec.modules.get(*most as usize)?;
     let file = basename(&module.path).trim_matches(['[', ']']);
     let detail = format!(
-        "the callers of {:.0} % of the samples are unknown, most often in {file}: no unwind tables and no frame pointers there",
+        "the callers of {:.0} % of the samples are unknown, most often in {file}: either it has no unwind tables and no frame pointers there, or a function's frame is larger than the part of the stack that a sample copies",
         missing as f64 / all as f64 * 100.0
     );
     let absence = Absence::new(Reason::NotFound, detail);
@@ -277,7 +277,7 @@ fn thin_stacks(rec: &Recording) -> Option<Absence> {
         ModuleRole::Jit if java => absence.mend("start java with -XX:+PreserveFramePointer"),
         ModuleRole::Jit => absence,
         _ => absence.mend(format!(
-            "build {file} with -fno-omit-frame-pointer, or with unwind tables (-fasynchronous-unwind-tables)"
+            "build {file} with unwind tables (-fasynchronous-unwind-tables) or -fno-omit-frame-pointer; if it has .eh_frame already (readelf -S), move large arrays from its stack to the heap"
         )),
     })
 }

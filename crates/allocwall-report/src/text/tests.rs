@@ -412,6 +412,16 @@ fn generated_code_without_names_says_how_to_get_names() {
 }
 
 #[test]
+fn a_head_has_no_figure_that_was_not_read() {
+    let mut case = sketches::nothing_found();
+    assert!(!printed(&case, 200).contains("not read"));
+    (case.bill.window_s, case.bill.rates.threads_peak, case.bill.rates.resident_end) = (0.005, 0, 0);
+    let short = printed(&case, 200);
+    assert!(short.contains("5 ms window ·"), "{short}");
+    assert!(short.contains("threads not read · resident memory not read"), "{short}");
+}
+
+#[test]
 fn thin_unwinding_is_a_limit() {
     // `cut` of a hundred stacks end after so many frames.
     let page = |cut: u64, frames: usize| {
@@ -426,6 +436,8 @@ fn thin_unwinding_is_a_limit() {
     let thin = page(30, 2);
     assert!(thin.contains("callers of 30 % of the samples are unknown, most often in python3.11"), "{thin}");
     assert!(thin.contains("-fno-omit-frame-pointer"), "{thin}");
+    let words = thin.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words.contains("a function's frame is larger than the part of the stack"), "{thin}");
     assert!(!page(5, 2).contains("callers of"));
     // A stack that is longer than its copy is no fault of the program's tables.
     assert!(!page(30, 60).contains("callers of"));

@@ -59,12 +59,20 @@ pub(crate) fn facts(rec: &Recording) -> Vec<String> {
 /// The window, and what the target used in it.
 pub(crate) fn seen(rec: &Recording, bill: &Bill) -> Vec<String> {
     let cpus = if bill.window_s > 0.0 { bill.cpu_s / bill.window_s } else { 0.0 };
-    vec![
-        format!("{:.1} s window", bill.window_s),
-        format!("{cpus:.2} of {} CPUs used", rec.host.online_cpus),
-        format!("{} {}", bill.rates.threads_peak, plural(bill.rates.threads_peak as u64, "thread")),
-        format!("{} resident", bytes(bill.rates.resident_end)),
-    ]
+    // A process has a thread and memory, so zero was not read: it ended too early.
+    let threads = match bill.rates.threads_peak {
+        0 => "threads not read".to_owned(),
+        n => format!("{n} {}", plural(n as u64, "thread")),
+    };
+    let resident = match bill.rates.resident_end {
+        0 => "resident memory not read".to_owned(),
+        size => format!("{} resident", bytes(size)),
+    };
+    let window = match bill.window_s {
+        short if short < 0.1 => format!("{:.0} ms window", short * 1e3),
+        long => format!("{long:.1} s window"),
+    };
+    vec![window, format!("{cpus:.2} of {} CPUs used", rec.host.online_cpus), threads, resident]
 }
 
 /// Why the header shows this process, which rungs and remedies judge, if it is not the first of the recording:
