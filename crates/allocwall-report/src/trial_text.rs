@@ -118,9 +118,8 @@ pub(crate) fn sentences(outcome: &TrialResult) -> (Vec<String>, Ink) {
             sentences.push(format!("{heading}: {}.", arms.join("; ")));
         }
     }
-    let costs: Vec<(usize, String)> = (BASELINES..outcome.design.arms.len())
-        .filter_map(|arm| Some((arm, costs(outcome, arm)?)))
-        .collect();
+    let costs: Vec<(usize, String)> =
+        (BASELINES..outcome.design.arms.len()).filter_map(|arm| Some((arm, costs(outcome, arm)?))).collect();
     if !costs.is_empty() {
         let named = |(arm, text): &(usize, String)| format!("{}, {text}", outcome.design.arms[*arm].name);
         let all: Vec<String> = costs.iter().map(named).collect();
@@ -749,10 +748,10 @@ mod tests {
         let (text, ink) = verdict(6.083);
         assert!(text.contains("Equivalent: jemalloc+thp, wall time 0.0 %"), "{text}");
         assert!(text.contains("Worse in other metrics: jemalloc+thp, peak resident +608 %."), "{text}");
-        assert_eq!(ink, Ink::Bad);
+        assert!(matches!(ink, Ink::Bad));
         // The twin saves memory.
         let (text, ink) = verdict(-0.3);
-        assert!(!text.contains("Worse in other") && ink == Ink::Plain, "{text}");
+        assert!(!text.contains("Worse in other") && matches!(ink, Ink::Plain), "{text}");
     }
 
     #[test]
@@ -762,7 +761,7 @@ mod tests {
             c.effect = Ok(Interval::new(5.848, 6.083, 6.321));
         }
         let page = printed(&outcome, 100);
-        assert!(page.contains(" +608 %  +585 to +632 %  "), "{page}");
+        assert!(page.contains(" +608 %    +585 to +632 %  "), "{page}");
         // The widest that there are.
         outcome.comparisons.iter_mut().for_each(|c| c.effect = Ok(Interval::new(-0.999, 8.9, 99_998.0)));
         assert!(printed(&outcome, 100).contains(" +890 % -99.9 % to ×99999  "), "{}", printed(&outcome, 100));
@@ -812,7 +811,7 @@ mod tests {
         assert!(!printed(&outcome, 100).to_lowercase().contains("not tried"));
         let why = "tcmalloc: this machine has no such library";
         outcome.design.left_out = vec![LeftOut { name: "tcmalloc".to_string(), why: why.to_string() }];
-        let page = printed(&outcome, 100);
+        let page = printed(&outcome, 200);
         assert!(page.contains(" Not tried: tcmalloc.") && page.contains(&format!("\n  {why}\n")), "{page}");
     }
 
@@ -890,7 +889,14 @@ mod tests {
 
     #[test]
     fn figures_have_units_and_few_digits() {
-        for (effect, text) in [(0.0312, "+3.1 %"), (-0.0004, "0.0 %"), (-0.5, "-50.0 %"), (11.2, "×12"), (6.083, "+608 %"), (0.9999, "+100 %")] {
+        for (effect, text) in [
+            (0.0312, "+3.1 %"),
+            (-0.0004, "0.0 %"),
+            (-0.5, "-50.0 %"),
+            (11.2, "×12"),
+            (6.083, "+608 %"),
+            (0.9999, "+100 %"),
+        ] {
             assert_eq!(change(effect), text);
         }
         for (unit, number, text) in [

@@ -303,7 +303,8 @@ fn undecided(comparison: &Comparison, taken: usize, planned: usize, family: usiz
 fn what_it_takes(blocks: usize, needed: usize) -> String {
     let less = (needed as f64 / blocks.max(1) as f64).sqrt();
     let digits = usize::from(less < 9.95);
-    let noise = format!("with {} the noise would have to be {less:.digits$} times smaller", count(blocks, "block"));
+    let noise =
+        format!("with {} the noise would have to be {less:.digits$} times smaller", count(blocks, "block"));
     if needed <= plan::MOST_BLOCKS {
         format!("about {needed} blocks would decide; {noise}")
     } else {

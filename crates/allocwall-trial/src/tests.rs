@@ -414,8 +414,12 @@ fn an_interval_that_excludes_0_and_is_unresolved_says_why() {
     let effect = few.effect.clone().unwrap();
     assert!(effect.high < 0.0 && few.outcome == Outcome::Unresolved, "{few:?}");
     let why = few.why.unwrap().detail;
-    let said = "alone, the interval excludes 0, but 8 comparisons are judged together, which takes more evidence; ";
-    assert!(why.starts_with(said) && why.ends_with("4 blocks are usable; a result needs at least 6"), "{why}");
+    let said =
+        "alone, the interval excludes 0, but 8 comparisons are judged together, which takes more evidence; ";
+    assert!(
+        why.starts_with(said) && why.ends_with("4 blocks are usable; a result needs at least 6"),
+        "{why}"
+    );
     // The twin: enough blocks for all.
     assert_eq!((judged(6).outcome, judged(6).why), (Outcome::Better, None));
 }

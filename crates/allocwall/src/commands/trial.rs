@@ -319,7 +319,11 @@ impl Trial<'_> {
             }
             _ => {
                 let metrics = self.metrics(&kind, &first)?;
-                self.budget_fits(block_s, resolved.names.len(), plan::family(resolved.names.len(), &metrics))?;
+                self.budget_fits(
+                    block_s,
+                    resolved.names.len(),
+                    plan::family(resolved.names.len(), &metrics),
+                )?;
                 self.estimate(announced, &metrics, block_s);
                 let predicted = self.predicted(&mut kind, &resolved.arms, &metrics, counts);
                 if self.stopped() {

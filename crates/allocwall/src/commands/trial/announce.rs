@@ -1,9 +1,9 @@
 //! What a trial says before its first run: the arms, the plan, and what the plan can resolve.
 
 use crate::commands::shared::progress::{percent, roughly};
+use allocwall_model::units;
 use allocwall_trial::BASELINES;
 use allocwall_trial::conduct::{Length, PILOT};
-use allocwall_model::units;
 use allocwall_trial::plan;
 
 /// Noise of single runs for which the plan's resolution is shown before the noise is known.
