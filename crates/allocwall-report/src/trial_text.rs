@@ -18,6 +18,11 @@ const FAILURES_SHOWN: usize = 3;
 /// Maximum columns of a reason in the verdict. The section of the remedy has the full text.
 const WHY_SHOWN: usize = 70;
 
+/// Why the effect is not the ratio of the two columns before it.
+const MEDIANS: &str = "A and A′: the median of their runs; effect: of A′ against A within the same block";
+/// The margin in the table of the baseline is the one by which the remedies are judged.
+const MARGIN: &str = "remedies' margin";
+
 /// The whole report, newline-terminated. No line is wider than `style.width` (or 40, if that is less), except for
 /// long words of a command. `command` is the command of the trial; empty if it is unknown. `options` are the options
 /// that say how to measure, which a command of another trial repeats. If they are unknown, no other trial is offered.
@@ -113,10 +118,20 @@ pub(crate) fn sentences(outcome: &TrialResult) -> (Vec<String>, Ink) {
             sentences.push(format!("{heading}: {}.", arms.join("; ")));
         }
     }
-    let has = |word| outcome.comparisons.iter().any(|c| c.outcome == word && is_primary(outcome, c));
-    let ink = match (has(Outcome::Better), has(Outcome::Worse)) {
-        (true, _) => Ink::Good,
-        (_, true) => Ink::Bad,
+    let costs: Vec<(usize, String)> =
+        (BASELINES..outcome.design.arms.len()).filter_map(|arm| Some((arm, costs(outcome, arm)?))).collect();
+    if !costs.is_empty() {
+        let named = |(arm, text): &(usize, String)| format!("{}, {text}", outcome.design.arms[*arm].name);
+        let all: Vec<String> = costs.iter().map(named).collect();
+        sentences.push(format!("Worse in other metrics: {}.", all.join("; ")));
+    }
+    let of = |word| outcome.comparisons.iter().filter(move |c| c.outcome == word && is_primary(outcome, c));
+    let is_free = |c: &Comparison| costs.iter().all(|(arm, _)| *arm != c.arm);
+    let is_worse = of(Outcome::Worse).next().is_some() || !costs.is_empty();
+    let ink = match (of(Outcome::Better).any(is_free), of(Outcome::Better).next().is_some(), is_worse) {
+        (true, ..) => Ink::Good,
+        (_, true, _) => Ink::Warn,
+        (_, _, true) => Ink::Bad,
         _ => Ink::Plain,
     };
     if sentences.is_empty() {
@@ -127,6 +142,29 @@ pub(crate) fn sentences(outcome: &TrialResult) -> (Vec<String>, Ink) {
         sentences.push(format!("Not tried: {}.", left_out.join(", ")));
     }
     (sentences, ink)
+}
+
+/// The other metrics of an arm that got worse: what the remedy costs. The first ones of each kind, because others of a kind are mostly
+/// parts of them (user time, PSS). Counts of events cost nothing by themselves.
+fn costs(outcome: &TrialResult, arm: usize) -> Option<String> {
+    let kind = |unit| match unit {
+        Unit::Seconds | Unit::Ns => Some((0, 2)),
+        Unit::Bytes => Some((1, 1)),
+        Unit::PerSecond | Unit::Ratio | Unit::None => Some((2, 1)),
+        Unit::Count => None,
+    };
+    let mut named = [0; 3];
+    let mut texts = vec![];
+    let worse = |c: &&Comparison| c.arm == arm && c.outcome == Outcome::Worse && !is_primary(outcome, c);
+    for c in outcome.comparisons.iter().filter(worse) {
+        let of_kind = outcome.metric(&c.metric).and_then(|metric| kind(metric.unit));
+        let (Some((kind, most)), Ok(effect)) = (of_kind, &c.effect) else { continue };
+        if named[kind] < most {
+            named[kind] += 1;
+            texts.push(format!("{} {}", title(outcome, c), change(effect.point)));
+        }
+    }
+    (!texts.is_empty()).then(|| texts.join(", "))
 }
 
 /// What the trial finds between two arms that are the same: how far its effects can be trusted. In a trial without remedies
@@ -184,21 +222,23 @@ fn in_short(outcome: &TrialResult, c: &Comparison) -> String {
         (Ok(effect), _) => format!(" {}", change(effect.point)),
         (Err(_), _) => String::new(),
     };
-    let warning = c.warning.as_ref().map_or(String::new(), |w| format!(" ({w})"));
+    let warning = c.warning.as_ref().map_or(String::new(), |w| format!(" ({})", elide_end(w, WHY_SHOWN)));
     format!("{name}{}{figure}{warning}", title(outcome, c))
 }
 
 fn baseline(page: &mut Page, outcome: &TrialResult) {
     page.section("BASELINE", "run twice in each block, as A and A′: their difference is noise");
+    page.wrapped(2, MEDIANS, Ink::Faint);
     for (arm, name) in [(0, "A"), (1, "A′")] {
         failures(page, outcome, arm, &format!("{name} failed"));
     }
     let margins: Vec<String> = outcome.baseline.iter().map(|c| margin(outcome, c)).collect();
+    let name = if outcome.design.arms.len() > BASELINES { MARGIN } else { "margin" };
     let table = Table::fit(page.width, true);
-    table.heads(page, ["A", "A′", "effect", "outcome", "margin"], &outcome.baseline);
+    table.heads(page, ["A", "A′", "effect", "outcome", name], &outcome.baseline);
     for (c, margin) in outcome.baseline.iter().zip(&margins) {
         if has_own_row(outcome, c) {
-            table.row(page, outcome, c, Some(("margin", margin)));
+            table.row(page, outcome, c, Some((name, margin)));
         }
     }
     rest(page, outcome, &outcome.baseline, has_own_row);
@@ -378,13 +418,7 @@ impl Table {
 
     fn heads(&self, page: &mut Page, heads: [&str; 5], comparisons: &[Comparison]) {
         let [untreated, treated, effect, word, extra] = heads;
-        // Outcomes of different interim looks have different levels. The largest level holds for all of them.
-        let level = comparisons.iter().map(|c| c.level).fold(0.0, f64::max);
-        let confidence = if comparisons.is_empty() {
-            "interval".to_string()
-        } else {
-            format!("{} % interval", confidence(level))
-        };
+        let confidence = interval_head(comparisons);
         let mut line = self.figures("", untreated, treated, effect, &confidence);
         line.push_str(&format!("  {}", left(word, Self::WORD - 2)));
         if self.extra {
@@ -396,7 +430,8 @@ impl Table {
 
     fn figures(&self, title: &str, untreated: &str, treated: &str, effect: &str, interval: &str) -> String {
         let mut line = format!("  {}", left(&elide_end(title, self.title), self.title));
-        let mut cell = |text: &str, width: usize| line.push_str(&right(&elide_end(text, width), width));
+        // A cell is never full, so that two don't touch.
+        let mut cell = |text: &str, width: usize| line.push_str(&right(&elide_end(text, width - 1), width));
         if self.medians {
             cell(untreated, Self::MEDIAN);
             cell(treated, Self::MEDIAN);
@@ -549,6 +584,16 @@ pub(crate) fn confidence(level: f64) -> String {
     format!("{:.*}", decimals as usize, (percent * scale + 1e-6).floor() / scale)
 }
 
+/// The head of the column of intervals. Outcomes of different interim looks have different levels; the largest level holds for all of
+/// them. A comparison without an interval may have a level that no plan has.
+pub(crate) fn interval_head(comparisons: &[Comparison]) -> String {
+    let levels = comparisons.iter().filter(|c| c.effect.is_ok()).map(|c| c.level);
+    match levels.reduce(f64::max) {
+        Some(level) => format!("{} % interval", confidence(level)),
+        None => "interval".to_owned(),
+    }
+}
+
 pub(crate) fn percent(fraction: f64) -> String {
     format!("{:.1} %", fraction * 100.0)
 }
@@ -563,6 +608,9 @@ pub(crate) fn change(effect: f64) -> String {
 
 fn signed_percentage(effect: f64) -> String {
     let tenths = (effect * 1000.0).round() / 10.0;
+    if tenths.abs() >= 100.0 {
+        return format!("{tenths:+.0}");
+    }
     if tenths == 0.0 { "0.0".to_string() } else { format!("{tenths:+.1}") }
 }
 
@@ -680,6 +728,57 @@ mod tests {
     }
 
     #[test]
+    fn the_verdict_names_what_a_remedy_costs() {
+        let verdict = |shift: f64| {
+            let mut outcome = sketches::one_better();
+            // The first remedy is equivalent on its primary metric.
+            for c in outcome.comparisons.iter_mut().filter(|c| c.arm == 2) {
+                match c.metric.as_str() {
+                    "wall" => (c.effect, c.outcome) = (Ok(Interval::exact(0.0)), Outcome::Equivalent),
+                    "rss" => {
+                        c.effect = Ok(Interval::new(shift - 0.01, shift, shift + 0.01));
+                        c.outcome = if shift > 0.0 { Outcome::Worse } else { Outcome::Better };
+                    }
+                    _ => {}
+                }
+            }
+            let (sentences, ink) = sentences(&outcome);
+            (sentences.join(" "), ink)
+        };
+        let (text, ink) = verdict(6.083);
+        assert!(text.contains("Equivalent: jemalloc+thp, wall time 0.0 %"), "{text}");
+        assert!(text.contains("Worse in other metrics: jemalloc+thp, peak resident +608 %."), "{text}");
+        assert!(matches!(ink, Ink::Bad));
+        // The twin saves memory.
+        let (text, ink) = verdict(-0.3);
+        assert!(!text.contains("Worse in other") && matches!(ink, Ink::Plain), "{text}");
+    }
+
+    #[test]
+    fn cells_never_touch() {
+        let mut outcome = sketches::one_better();
+        for c in &mut outcome.comparisons {
+            c.effect = Ok(Interval::new(5.848, 6.083, 6.321));
+        }
+        let page = printed(&outcome, 100);
+        assert!(page.contains(" +608 %    +585 to +632 %  "), "{page}");
+        // The widest that there are.
+        outcome.comparisons.iter_mut().for_each(|c| c.effect = Ok(Interval::new(-0.999, 8.9, 99_998.0)));
+        assert!(printed(&outcome, 100).contains(" +890 % -99.9 % to ×99999  "), "{}", printed(&outcome, 100));
+    }
+
+    #[test]
+    fn an_interval_has_a_level_in_its_head_only_if_there_is_one() {
+        let mut comparisons = sketches::one_better().comparisons;
+        assert!(interval_head(&comparisons).ends_with(" % interval"));
+        let why = Absence::new(Reason::TooLittle, "1 block is usable");
+        for c in &mut comparisons {
+            (c.effect, c.level) = (Err(why.clone()), 1e-12);
+        }
+        assert_eq!(interval_head(&comparisons), "interval");
+    }
+
+    #[test]
     fn the_control_is_always_shown() {
         let line = |outcome: &TrialResult| {
             let page = printed(outcome, 100);
@@ -712,7 +811,7 @@ mod tests {
         assert!(!printed(&outcome, 100).to_lowercase().contains("not tried"));
         let why = "tcmalloc: this machine has no such library";
         outcome.design.left_out = vec![LeftOut { name: "tcmalloc".to_string(), why: why.to_string() }];
-        let page = printed(&outcome, 100);
+        let page = printed(&outcome, 200);
         assert!(page.contains(" Not tried: tcmalloc.") && page.contains(&format!("\n  {why}\n")), "{page}");
     }
 
@@ -790,7 +889,14 @@ mod tests {
 
     #[test]
     fn figures_have_units_and_few_digits() {
-        for (effect, text) in [(0.0312, "+3.1 %"), (-0.0004, "0.0 %"), (-0.5, "-50.0 %"), (11.2, "×12")] {
+        for (effect, text) in [
+            (0.0312, "+3.1 %"),
+            (-0.0004, "0.0 %"),
+            (-0.5, "-50.0 %"),
+            (11.2, "×12"),
+            (6.083, "+608 %"),
+            (0.9999, "+100 %"),
+        ] {
             assert_eq!(change(effect), text);
         }
         for (unit, number, text) in [

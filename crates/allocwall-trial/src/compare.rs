@@ -11,7 +11,7 @@ use super::{
 use allocwall_model::stats::ranks::{self, Set};
 use allocwall_model::stats::size::Spread;
 use allocwall_model::stats::{median, several};
-use allocwall_model::units::{Absence, Interval, Measured, Reason};
+use allocwall_model::units::{Absence, Interval, Measured, Reason, count};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -76,7 +76,7 @@ pub fn against(blocks: &[Block], arm: usize, other: usize, key: &str) -> Measure
         (Some(unusable), ..) => Err(unusable),
         (None, Some(shift), _) => Ok(relative(shift)),
         (None, None, Some((missing, _))) if sets.is_empty() => Err(missing),
-        _ => Err(too_few(sets.len(), blocks.len(), ranks::fewest(1, several::ALPHA))),
+        _ => Err(too_few(sets.len(), blocks.len(), [ranks::fewest(1, several::ALPHA); 2])),
     }
 }
 
@@ -196,7 +196,10 @@ fn measure(
     let effect = match (ranks::shift(sets, level), &why) {
         (Some(shift), _) if comparable => Ok(relative(shift)),
         (_, Some(why)) => Err(why.clone()),
-        _ => Err(too_few(sets.len(), design.settings.planned, ranks::fewest(untreated(arm), level))),
+        _ => {
+            let family = plan::family_of(design.arms.len(), &design.metrics, metric.primary);
+            Err(too_few(sets.len(), design.settings.planned, fewest(arm, level, family)))
+        }
     };
     Comparison {
         arm,
@@ -209,7 +212,7 @@ fn measure(
         outcome: Outcome::Unresolved,
         margin,
         why,
-        warning: warning(&matched, arm, summaries),
+        warning: warning(&matched, arm, metric, summaries),
         blocks_needed: Spread::pooled(&[sets.iter().filter_map(Set::difference).collect()])
             .and_then(|spread| {
                 let arms = design.arms.len();
@@ -264,12 +267,24 @@ fn outcome(comparison: &Comparison, direction: Direction) -> Outcome {
 }
 
 fn undecided(comparison: &Comparison, taken: usize, planned: usize, family: usize) -> Absence {
-    let fewest = ranks::fewest(untreated(comparison.arm), comparison.level / family.max(1) as f64);
-    if comparison.blocks < fewest {
-        return too_few(comparison.blocks, planned, fewest);
+    let fewest = fewest(comparison.arm, comparison.level, family);
+    // The interval is that of this comparison alone; the outcome also has to hold among the others of its family.
+    let alone = comparison.effect.as_ref().is_ok_and(|effect| effect.low > 0.0 || effect.high < 0.0);
+    let alone = match alone {
+        true => format!(
+            "alone, the interval excludes 0, but {family} comparisons are judged together, which takes more evidence; "
+        ),
+        false => String::new(),
+    };
+    if comparison.blocks < fewest[0] {
+        let few = too_few(comparison.blocks, planned, fewest);
+        return Absence { detail: format!("{alone}{}", few.detail), ..few };
     }
     let margin = comparison.margin * 100.0;
-    let mut detail = format!("undecided: the effect may be larger or smaller than {margin:.1} %");
+    let mut detail = match alone.strip_suffix("; ") {
+        Some(alone) => alone.to_owned(),
+        None => format!("undecided: the effect may be larger or smaller than {margin:.1} %"),
+    };
     let needed = comparison.blocks_needed.filter(|needed| *needed > taken);
     detail.push_str("; ");
     detail.push_str(&match needed {
@@ -288,7 +303,8 @@ fn undecided(comparison: &Comparison, taken: usize, planned: usize, family: usiz
 fn what_it_takes(blocks: usize, needed: usize) -> String {
     let less = (needed as f64 / blocks.max(1) as f64).sqrt();
     let digits = usize::from(less < 9.95);
-    let noise = format!("with {blocks} blocks the noise would have to be {less:.digits$} times smaller");
+    let noise =
+        format!("with {} the noise would have to be {less:.digits$} times smaller", count(blocks, "block"));
     if needed <= plan::MOST_BLOCKS {
         format!("about {needed} blocks would decide; {noise}")
     } else {
@@ -299,15 +315,23 @@ fn what_it_takes(blocks: usize, needed: usize) -> String {
     }
 }
 
-fn too_few(blocks: usize, planned: usize, fewest: usize) -> Absence {
-    let detail = if blocks < planned && fewest <= planned {
-        format!(
-            "{blocks} of {planned} planned blocks are usable; this early, a result needs at least {fewest}"
-        )
+/// The fewest blocks that allow an outcome: at this level, and at the end of a plan with one look.
+fn fewest(arm: usize, level: f64, family: usize) -> [usize; 2] {
+    [level, several::ALPHA].map(|level| ranks::fewest(untreated(arm), level / family.max(1) as f64))
+}
+
+fn too_few(blocks: usize, planned: usize, [now, at_the_end]: [usize; 2]) -> Absence {
+    let are = if blocks == 1 { "is" } else { "are" };
+    let (detail, needed) = if blocks < planned && now <= planned {
+        let usable = format!("{blocks} of {planned} planned blocks {are} usable");
+        (format!("{usable}; this early, a result needs at least {now}"), planned)
     } else {
-        format!("{blocks} blocks are usable; a result needs at least {fewest}")
+        // Between two looks hardly any level is left: the number for it would be that of no plan.
+        let needed = at_the_end.max(blocks + 1);
+        let usable = count(blocks, "block");
+        (format!("{usable} {are} usable; a result needs at least {needed}"), needed.max(planned))
     };
-    Absence::new(Reason::TooLittle, detail).mend(format!("--blocks {}", fewest.max(planned)))
+    Absence::new(Reason::TooLittle, detail).mend(format!("--blocks {needed}"))
 }
 
 /// Selects, for each comparison, the look to show.
@@ -439,7 +463,7 @@ fn unproven(proof: &[ArmProof]) -> Option<Absence> {
     }
 }
 
-fn warning(matched: &Matched, arm: usize, summaries: &[ArmSummary]) -> Option<String> {
+fn warning(matched: &Matched, arm: usize, metric: &Metric, summaries: &[ArmSummary]) -> Option<String> {
     let mut said = vec![];
     let mut failed = |who: &str, of: &[ArmSummary]| {
         let failures: usize = of.iter().map(|s| s.failures.len()).sum();
@@ -453,8 +477,13 @@ fn warning(matched: &Matched, arm: usize, summaries: &[ArmSummary]) -> Option<St
     }
     failed("baseline ", &summaries[..BASELINES.min(summaries.len())]);
     // If it is missing in all runs, it is already the reason of the unresolved outcome.
-    if let Some((_, count)) = matched.missing.as_ref().filter(|_| !matched.sets.is_empty()) {
-        said.push(format!("missing in {count} of {} runs", matched.runs));
+    if let Some((why, count)) = matched.missing.as_ref().filter(|_| !matched.sets.is_empty()) {
+        said.push(format!("missing in {count} of {} runs: {}", matched.runs, why.detail));
+    }
+    let values = || matched.sets.iter().flat_map(|set| set.untreated.iter().chain([&set.treated]));
+    // A figure that the command prints with few digits, or that the work does not change.
+    if metric.primary && matched.sets.len() > 1 && values().all(|value| *value == matched.sets[0].treated) {
+        said.push(format!("the same value in all {} runs: it can't show a change", values().count()));
     }
     (!said.is_empty()).then(|| said.join(", "))
 }

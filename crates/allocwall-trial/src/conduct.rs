@@ -104,7 +104,7 @@ impl Conduct<'_> {
             }
             if let Length::Budget(budget) | Length::Effect(Some(budget)) = length
                 && own > 0
-                && spent() + spent() / own as f64 > budget.as_secs_f64() * 1.05
+                && spent() + spent() / own as f64 > budget.as_secs_f64() * plan::OVERRUN
             {
                 return Ok(End::TimeOver);
             }

@@ -39,8 +39,13 @@ pub fn order(arms: usize, blocks: usize, seed: u64) -> Vec<Vec<usize>> {
 /// Number of comparisons that share the level of the primary metrics: remedies times primary metrics. A trial without remedies
 /// compares only A′.
 pub fn family(arms: usize, metrics: &[Metric]) -> usize {
-    let primary = metrics.iter().filter(|m| m.primary).count();
-    arms.saturating_sub(BASELINES).max(1) * primary.max(1)
+    family_of(arms, metrics, true)
+}
+
+/// The same for the primary metrics or for the others, which share a level of their own.
+pub fn family_of(arms: usize, metrics: &[Metric], primary: bool) -> usize {
+    let metrics = metrics.iter().filter(|m| m.primary == primary).count();
+    arms.saturating_sub(BASELINES).max(1) * metrics.max(1)
 }
 
 /// The smallest number of blocks that allows the outcome better or worse, with `family` comparisons and one look. A trial without
@@ -86,6 +91,15 @@ pub struct Budget {
     pub looks: Vec<usize>,
     /// The smallest number of blocks that allows an outcome, if the budget is too small for them.
     pub short_of: Option<usize>,
+}
+
+/// A trial may end this much after its budget, as a factor: the last block is not known to be too long before it is over.
+pub const OVERRUN: f64 = 1.05;
+
+/// The time that the blocks of a result take, in seconds, if one takes `block_s` and this budget is too short for them.
+pub fn too_short(budget_s: f64, block_s: f64, arms: usize, family: usize) -> Option<f64> {
+    let needed_s = block_s * fewest_blocks(arms, family) as f64;
+    (needed_s > budget_s * OVERRUN).then_some(needed_s)
 }
 
 /// Plans for a total of `budget_s` seconds; `done` blocks have already taken `spent_s`. The plan has at least `done` blocks and at
@@ -239,6 +253,13 @@ mod tests {
         assert_eq!(for_budget(5.0, 3, 30.0, 3, 1).blocks, 3);
         assert_eq!(for_budget(1e9, 1, 1e-9, 3, 1).blocks, MOST_BLOCKS);
         assert_eq!(for_budget(0.0, 0, 0.0, 3, 1).blocks, 1);
+    }
+
+    #[test]
+    fn a_budget_is_too_short_for_fewer_blocks_than_a_result_needs() {
+        // Four blocks of 10 s, of six with the baseline alone.
+        assert_eq!((too_short(30.0, 10.0, 3, 1), too_short(40.0, 10.0, 3, 1)), (Some(40.0), None));
+        assert_eq!(too_short(40.0, 10.0, 2, 1), Some(60.0));
     }
 
     #[test]

@@ -360,9 +360,13 @@ fn a_zero_or_absent_value_has_a_reason_and_no_effect() {
     let (outcome, _, why, _) = reason(&set(Ok(0.0)));
     assert_eq!((outcome, why), (Outcome::Unresolved, Some(Reason::NotApplicable)));
     let absent = Absence::new(Reason::NotPermitted, "no");
-    let said = Some("missing in 3 of 12 runs".to_string());
-    for change in [set(Err(absent.clone())), set(Ok(f64::NAN)), set(Ok(f64::INFINITY))] {
-        assert_eq!(reason(&change), (Outcome::Better, 9, None, said.clone()));
+    let said = |why: &str| Some(format!("missing in 3 of 12 runs: {why}"));
+    for (change, why) in [
+        (set(Err(absent.clone())), "no"),
+        (set(Ok(f64::NAN)), "NaN can't be compared"),
+        (set(Ok(f64::INFINITY)), "inf can't be compared"),
+    ] {
+        assert_eq!(reason(&change), (Outcome::Better, 9, None, said(why)));
     }
     let (design, mut blocks) = quiet(-0.1);
     runs_of(&mut blocks, 2).for_each(set(Err(absent.clone())));
@@ -370,6 +374,64 @@ fn a_zero_or_absent_value_has_a_reason_and_no_effect() {
     assert_eq!(outcome.comparisons[0].why, Some(absent.clone()));
     assert_eq!(outcome.comparisons[0].effect, Err(absent.clone()));
     assert_eq!(outcome.summaries[2].medians["wall"], Err(absent));
+}
+
+#[test]
+fn a_metric_that_is_the_same_in_all_runs_has_a_warning() {
+    let (design, mut blocks) = quiet(-0.1);
+    for run in blocks.iter_mut().flat_map(|b| &mut b.runs) {
+        run.metrics.insert("wall".to_string(), Ok(4.0));
+    }
+    let compared = |blocks: &[Block]| compare(&design, blocks).comparisons[0].clone();
+    let same = compared(&blocks);
+    assert_eq!(same.outcome, Outcome::Equivalent);
+    let said = "the same value in all 36 runs: it can't show a change";
+    assert_eq!(same.warning.as_deref(), Some(said));
+    // The twin: one run differs.
+    runs_of(&mut blocks, 2).next().unwrap().metrics.insert("wall".to_string(), Ok(4.001));
+    assert_eq!(compared(&blocks).warning, None);
+}
+
+#[test]
+fn an_interval_that_excludes_0_and_is_unresolved_says_why() {
+    let (mut design, mut blocks) = quiet(-0.5);
+    // Six of six blocks at a level of 5 %, but eight comparisons are judged together.
+    for nth in 0..8 {
+        let key = format!("other{nth}");
+        design.metrics.push(metric(&key, &key, Unit::Count, Direction::LowerIsBetter, false));
+        for run in blocks.iter_mut().flat_map(|b| &mut b.runs) {
+            let value = run.metrics["wall"].clone();
+            run.metrics.insert(key.clone(), value);
+        }
+    }
+    let judged = |planned: usize| {
+        let mut design = design.clone();
+        design.settings.planned = planned;
+        design.settings.looks = vec![planned];
+        compare(&design, &blocks[..planned]).comparisons[1].clone()
+    };
+    let few = judged(4);
+    let effect = few.effect.clone().unwrap();
+    assert!(effect.high < 0.0 && few.outcome == Outcome::Unresolved, "{few:?}");
+    let why = few.why.unwrap().detail;
+    let said =
+        "alone, the interval excludes 0, but 8 comparisons are judged together, which takes more evidence; ";
+    assert!(
+        why.starts_with(said) && why.ends_with("4 blocks are usable; a result needs at least 6"),
+        "{why}"
+    );
+    // The twin: enough blocks for all.
+    assert_eq!((judged(6).outcome, judged(6).why), (Outcome::Better, None));
+}
+
+#[test]
+fn the_needed_number_of_blocks_is_that_of_a_plan_also_long_before_its_end() {
+    let (mut design, blocks) = quiet(-0.5);
+    design.settings.planned = 12;
+    let why = |taken: usize| compare(&design, &blocks[..taken]).comparisons[0].why.clone().unwrap().detail;
+    assert_eq!(why(1), "1 block is usable; a result needs at least 4");
+    // The twin: a look within the plan would come to a result.
+    assert!(why(5).starts_with("5 of 12 planned blocks are usable; this early, a result needs at least "));
 }
 
 #[test]

@@ -558,12 +558,11 @@ fn a_metric_that_is_not_printed_is_refused_and_a_printed_one_has_its_unit() {
 }
 
 #[test]
-fn a_budget_too_short_for_an_outcome_is_a_failure() {
+fn a_budget_too_short_for_an_outcome_is_refused_before_the_first_block() {
     let place = Place::new();
     let output = place.quick(&["-w", "env:A=1", "--budget", "100ms", "--", "sleep", "0.1"]);
-    assert_eq!(output.status.code(), Some(1), "{}", talk(&output));
-    assert!(talk(&output).contains("\ntime is up after 1 of at least 4 blocks"), "{}", talk(&output));
-    assert!(data(&output).contains("unresolved"), "{}", data(&output));
+    let named = ["--budget 100ms is too short for a result", "at least 4 blocks are needed (--budget 2s)"];
+    assert_refused(&output, 2, &named, &[]);
     // The twin: enough time.
     let output = place.quick(&["-w", "env:A=1", "--budget", "3s", "--", "sleep", "0.01"]);
     assert_eq!(output.status.code(), Some(0), "{}", talk(&output));

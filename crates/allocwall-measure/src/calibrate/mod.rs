@@ -20,7 +20,7 @@ use allocwall_model::catalogue::prices;
 use allocwall_model::error::{Error, Result};
 use allocwall_model::recording::{Price, PriceList};
 use allocwall_model::stats::median_interval;
-use allocwall_model::units::{Absence, Measured, Reason};
+use allocwall_model::units::{Absence, Measured, Reason, count};
 use experiments::{Experiment, IdleMemory};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -36,8 +36,8 @@ const DEADLINE: Duration = Duration::from_millis(9_000);
 const ROUNDS: u32 = 200;
 /// With fewer repetitions there is no price: the interval would rest on a handful of values.
 const FEWEST: usize = 9;
-/// With fewer repetitions the user is told that the interval is wide.
-const FEW: u32 = 20;
+/// Half the width of an interval, as a share of the price, from which on the user is told that it is wide. Our choice.
+const WIDE: f64 = 0.1;
 
 /// A price list and its origin.
 #[derive(Clone, Debug)]
@@ -79,12 +79,7 @@ pub fn price_list(fresh: bool, progress: &mut dyn FnMut(f32)) -> Result<Calibrat
         }
     }
     let list = measure(machine, progress)?;
-    if list.prices.iter().any(|price| price.repetitions < FEW) {
-        warnings.push(
-            "intervals are wide because other work kept the CPUs busy: run `allocwall calibrate --fresh` at a quieter time"
-                .to_owned(),
-        );
-    }
+    warnings.extend(wide(&list));
     let file = match list.prices.is_empty() {
         true => Err(Absence::new(Reason::TooLittle, "there is no price to save")),
         false => file,
@@ -96,6 +91,18 @@ pub fn price_list(fresh: bool, progress: &mut dyn FnMut(f32)) -> Result<Calibrat
         Err(absence) => warnings.push(format!("price list not saved: {absence}")),
     }
     Ok(Calibration { list, origin: Origin::Measured, file, warnings })
+}
+
+fn wide(list: &PriceList) -> Option<String> {
+    let wide = list.prices.iter().filter(|price| price.ns.half_width() > WIDE * price.ns.point).count();
+    (wide > 0).then(|| {
+        format!(
+            "the intervals of {wide} of {} are wider than ±{:.0} %. If other work kept the CPUs busy: run `allocwall calibrate --fresh` \
+             at a quieter time",
+            count(list.prices.len(), "price"),
+            100.0 * WIDE
+        )
+    })
 }
 
 /// The saved list of this machine, without a measurement. A diagnosis uses it, because it must not disturb
@@ -268,6 +275,7 @@ fn rank(name: &str) -> (usize, String) {
 mod tests {
     use super::*;
     use allocwall_host::topology::Relation;
+    use allocwall_model::units::Interval;
 
     #[test]
     fn a_list_of_some_prices_is_not_complete() {
@@ -287,6 +295,18 @@ mod tests {
         experiment.series[0].1 = (0..values).map(|i| 100.0 + i as f64).collect();
         experiment.missed = missed;
         experiment
+    }
+
+    #[test]
+    fn wide_intervals_are_told_by_their_widths() {
+        let list = |ns| PriceList {
+            prices: vec![Price { name: prices::SYSCALL.to_owned(), ns, repetitions: 9 }],
+            ..tally("m".into(), vec![])
+        };
+        // Few repetitions that agree.
+        assert_eq!(wide(&list(Interval::new(2070.0, 2100.0, 2120.0))), None);
+        let said = wide(&list(Interval::new(1800.0, 2100.0, 2500.0))).unwrap_or_default();
+        assert!(said.starts_with("the intervals of 1 of 1 price are wider than ±10 %"), "{said}");
     }
 
     #[test]

@@ -712,6 +712,7 @@ const HUGE_WALLS: &[Wall] = &[Wall::FirstTouch, Wall::Tlb];
 pub const ALLOCATOR_LINES: &[CostClass] = &[AllocatorCode, AllocatorLocks];
 /// All that a heap costs in the kernel.
 pub const HEAP_LINES: &[CostClass] = &[MapCalls, PageRelease, FaultPath, Zeroing];
+const KEEPS: &str = "one long-lived block above many freed blocks keeps them all resident: resident memory stays at its peak; a large block of calloc that comes from used memory is cleared first, which costs CPU time if the program leaves most of it untouched";
 const HUGE_BACKFIRES: &str = "memory grows by up to 2 MiB per region; after a fork, the first write splits the page (reserved pages: copies all of it); compaction can stall threads";
 
 pub const TABLE: &[Remedy] = &[
@@ -930,7 +931,7 @@ pub const TABLE: &[Remedy] = &[
         // Measured on 2.36: blocks of 40 MiB then come from the heap. Arenas of other threads keep their limit of 64 MiB.
         how: How::Start(None),
         note: "",
-        backfires: "one long-lived block above many freed blocks keeps them all resident: resident memory stays at its peak",
+        backfires: KEEPS,
         undo: "restart without the tunables",
         moves: "kernel CPU time to resident memory",
         start: Some(Start {
@@ -960,7 +961,7 @@ pub const TABLE: &[Remedy] = &[
         // The largest value that older versions accept (HEAP_MAX_SIZE / 2 on 64 bits). Larger blocks are still mapped.
         how: How::Start(None),
         note: "",
-        backfires: "one long-lived block above many freed blocks keeps them all resident: resident memory stays at its peak",
+        backfires: KEEPS,
         undo: "restart without the tunables",
         moves: "kernel CPU time to resident memory",
         start: Some(Start {

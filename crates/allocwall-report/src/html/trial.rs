@@ -97,8 +97,7 @@ fn effects(case: &Case) -> Section {
 
 fn compared(case: &Case, scale: &Scale, comparisons: &[Comparison], arm: usize) -> Markup {
     let outcome = case.outcome;
-    let level = comparisons.iter().map(|c| c.level).fold(0.0, f64::max);
-    let interval = format!("{} % interval", text::confidence(level));
+    let interval = text::interval_head(comparisons);
     let heads =
         ["metric", "change", "baseline", "this arm", "effect", &interval, "outcome", "predicted", "margin"];
     let rows = comparisons.iter().map(|c| {

@@ -9,6 +9,7 @@ use allocwall_host::tunables::{self, Tunable};
 use allocwall_host::{file, program, site_packages};
 use allocwall_measure::target::{Components, FileView, view_program};
 use allocwall_model::catalogue::modules::AllocatorKind;
+use allocwall_model::catalogue::tunables as limits;
 use allocwall_model::recording::{Libc, Linkage, Runtime, version_of};
 use allocwall_model::units::{Absence, Measured, Reason};
 use std::ffi::{OsStr, OsString};
@@ -350,6 +351,12 @@ fn plain_words(text: &str) -> Option<Vec<OsString>> {
 }
 
 impl Program {
+    /// The largest value of a tunable that this program's malloc takes, where that is less than the loader lists.
+    pub fn malloc_limit(&self, tunable: &str) -> Option<u64> {
+        let Ok(Libc::Glibc { version }) = &self.libc else { return None };
+        limits::malloc_limit(tunable, version_of(version)?)
+    }
+
     fn of(path: PathBuf, view: FileView, components: Components) -> Program {
         Program {
             raised: program::raised_rights(&path).ok().flatten(),

@@ -632,12 +632,7 @@ impl Work<'_> {
             ));
         };
         let taken = tunable.check(value).map_err(|why| Refusal::asked(format!("{text}: {why}")))?;
-        let version = match &self.program.libc {
-            Ok(Libc::Glibc { version }) => version_of(version),
-            _ => None,
-        };
-        let limit = version.and_then(|version| tunables::malloc_limit(name, version));
-        match (limit, taken.parse::<u64>()) {
+        match (self.program.malloc_limit(name), taken.parse::<u64>()) {
             (Some(limit), Ok(number)) if number > limit => refuse(format!(
                 "{text}: {name}={value} is too large: this glibc ignores values above {limit}"
             )),

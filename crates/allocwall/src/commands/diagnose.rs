@@ -13,7 +13,7 @@ use crate::commands::shared::processes::{self, parse_pid};
 use crate::commands::shared::signals::catch_signals;
 use crate::commands::shared::state::{RECORDING, new_state_file};
 use crate::commands::shared::trial_options::Options;
-use crate::commands::shared::usage::usage;
+use crate::commands::shared::usage::{is_usage, usage};
 use crate::commands::trial;
 use crate::printer::Printer;
 use allocwall_diagnose::expected;
@@ -120,7 +120,8 @@ pub struct Args {
     #[arg(long, requires = "command", conflicts_with_all = ["pid", "cgroup", "container", "file", "keep_running", "json"])]
     verify: bool,
 
-    /// With --verify: as many blocks of the trial as fit into this time, not counting the time before the first block: 5m, 90s
+    /// With --verify: as many blocks of the trial as fit into this time, not counting the time before the first block: 5m, 90s.
+    /// If too few for a result fit, the trial is left out
     #[arg(long, value_name = "TIME", requires = "verify")]
     budget: Option<Time>,
 
@@ -409,7 +410,14 @@ fn verify(
     printer.data("\n")?;
     let trial = trial::Args::of(&applicable, &args.command, options);
     printer.note(&format!("trying {} against the baseline: {}", applicable.join(", "), trial.command_line()));
-    trial::run(trial, printer)
+    match trial::run(trial, printer) {
+        // The diagnosis is a result of its own.
+        Err(error) if is_usage(&error) => {
+            printer.warn(&format!("the trial was left out: {error}"));
+            Ok(ExitCode::FAILURE)
+        }
+        tried => tried,
+    }
 }
 
 fn record_now(

@@ -360,7 +360,11 @@ fn tunable_page(known: &MallocTunable) -> Page {
     let name = format!("{PREFIX}{}", known.name);
     let listed = arms::tunables().map(|list| list.into_iter().find(|tunable| tunable.name == name));
     let range = match listed {
-        Ok(Some(tunable)) => format!("{} (from this machine's loader)", tunable.range()),
+        Ok(Some(tunable)) => {
+            let limit = arms::malloc_limit(&name);
+            let limit = limit.map_or(String::new(), |limit| format!("; malloc ignores values above {limit}"));
+            format!("{} (from this machine's loader){limit}", tunable.range())
+        }
         Ok(None) => "this machine's loader does not have this tunable".to_owned(),
         Err(absence) => format!("unknown: {absence}"),
     };

@@ -27,7 +27,7 @@ use allocwall_model::catalogue::modules;
 use allocwall_model::error::Error;
 use allocwall_model::replay::Replay;
 use allocwall_model::shell::quoted;
-use allocwall_model::units::{Absence, Measured, Reason};
+use allocwall_model::units::{Absence, Measured, Reason, count};
 use allocwall_report::{trial_csv, trial_json, trial_text};
 use allocwall_trial::account::Room;
 use allocwall_trial::arm::{Arm, Cause, TargetFacts};
@@ -300,6 +300,9 @@ impl Trial<'_> {
         };
         let mut kind = self.kind(std::mem::take(&mut resolved.prepared))?;
         let announced = self.announce(&kind, &resolved, earlier.as_ref());
+        if let (None, Some(least_s)) = (&earlier, announced.each_s) {
+            self.budget_fits(least_s, resolved.names.len(), announced.family)?;
+        }
         let rates = self.rates(&mut kind, earlier.as_ref().map(|earlier| &earlier.head.rates[..]))?;
         // A continued trial keeps its predictions.
         let mut counts = if earlier.is_none() { self.counts(&resolved.arms) } else { Err(not_counted()) };
@@ -316,6 +319,11 @@ impl Trial<'_> {
             }
             _ => {
                 let metrics = self.metrics(&kind, &first)?;
+                self.budget_fits(
+                    block_s,
+                    resolved.names.len(),
+                    plan::family(resolved.names.len(), &metrics),
+                )?;
                 self.estimate(announced, &metrics, block_s);
                 let predicted = self.predicted(&mut kind, &resolved.arms, &metrics, counts);
                 if self.stopped() {
@@ -360,6 +368,23 @@ impl Trial<'_> {
     fn with_gated(&self, metrics: Vec<Metric>) -> Vec<Metric> {
         let gated = |m: &Metric| self.gates.iter().any(|gate| gate.is_of(m));
         metrics.into_iter().map(|m| Metric { primary: m.primary || gated(&m), ..m }).collect()
+    }
+
+    /// Refuses a budget in which no result is possible, if one block takes `block_s`.
+    fn budget_fits(&self, block_s: f64, arms: usize, family: usize) -> anyhow::Result<()> {
+        let (Length::Budget(budget) | Length::Effect(Some(budget))) = self.length(arms, family) else {
+            return Ok(());
+        };
+        match plan::too_short(budget.as_secs_f64(), block_s, arms, family) {
+            None => Ok(()),
+            Some(needed_s) => Err(usage(format!(
+                "--budget {} is too short for a result: a block takes about {block_s:.1} s, and at least {} are needed \
+                 (--budget {})",
+                Time(budget),
+                count(plan::fewest_blocks(arms, family), "block"),
+                Time(Duration::from_secs(needed_s.ceil() as u64)),
+            ))),
+        }
     }
 
     /// Says how long the blocks will take, by the first runs. If only these showed how many metrics there are, the plan is checked

@@ -623,8 +623,8 @@ fn host_memory(s: &Surroundings) -> Answer {
     match (&s.facts.free_page_reporting, s.balloon) {
         (Ok(true), _) => Answer::new(
             Absent,
-            "free-page reporting is on: the host takes idle memory back. Touching it again costs more than the \
-             counters here show; `allocwall calibrate` measures both prices",
+            "free-page reporting is on: the host can take idle memory back. Touching that again may cost more than \
+             the counters here show; `allocwall calibrate` measures whether it does",
         ),
         (Ok(false), true) => Answer::new(
             Partial,

@@ -112,6 +112,12 @@ pub fn tunables() -> Measured<Vec<Tunable>> {
     }
 }
 
+/// The largest value of a tunable that malloc takes on this machine, if it is less than its loader lists.
+pub fn malloc_limit(name: &str) -> Option<u64> {
+    let facts = TargetFacts::of(&["/bin/sh".into()], &environment()).ok()?;
+    facts.programs.last()?.malloc_limit(name)
+}
+
 pub fn environment() -> Vec<(OsString, OsString)> {
     std::env::vars_os().collect()
 }

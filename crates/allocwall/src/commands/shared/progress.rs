@@ -2,6 +2,7 @@
 
 use crate::printer::Printer;
 use allocwall_host::clock::monotonic_ns;
+use allocwall_model::units::count;
 use allocwall_trial::compare::{Resolution, compare, resolution};
 use allocwall_trial::conduct::Event;
 use allocwall_trial::{Comparison, Outcome, TrialResult};
@@ -75,7 +76,8 @@ impl<'a> Progress<'a> {
                 self.printer.clear_line();
                 let minutes = blocks as f64 * each_s / 60.0;
                 self.printer.note(&format!(
-                    "{blocks} blocks in total, about {minutes:.1} minutes at {each_s:.1} s per block: {why}"
+                    "{} in total, about {minutes:.1} minutes at {each_s:.1} s per block: {why}",
+                    count(blocks, "block")
                 ));
             }
             Event::NoiseKnown { design, blocks } => {
@@ -134,6 +136,9 @@ pub fn roughly(seconds: f64) -> String {
 
 fn in_words(known: &Resolution, planned: usize) -> String {
     let Resolution { metric, of_run, smallest } = known;
+    if *of_run == 0.0 {
+        return format!("{metric} is the same in all runs so far: it may not show a change");
+    }
     let finds = match smallest {
         Some(effect) => format!("{planned} blocks find changes of {} or more", percent(*effect)),
         None => format!("{planned} blocks find no change at this noise"),
@@ -227,6 +232,9 @@ mod tests {
             "wall time differs by 1.2 % from run to run; 12 blocks find changes of 2.1 % or more"
         );
         assert!(in_words(&known(None), 12).ends_with("12 blocks find no change at this noise"));
+        // No noise at all is no sign of a good measure.
+        let same = Resolution { of_run: 0.0, ..known(Some(1e-5)) };
+        assert_eq!(in_words(&same, 12), "wall time is the same in all runs so far: it may not show a change");
         assert_eq!(percent(0.25), "25 %");
     }
 }

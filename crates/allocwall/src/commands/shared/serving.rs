@@ -3,6 +3,7 @@
 use super::trial_options::{Of, Options, Spacing};
 use super::usage::usage;
 use crate::printer::Printer;
+use allocwall_model::units::count;
 use allocwall_trial::batch::Prepared;
 use allocwall_trial::load::adapters::Adapter;
 use allocwall_trial::load::arrivals::Arrivals;
@@ -93,7 +94,8 @@ impl Serving<'_> {
         let capacity = server.capacity(0, most)?;
         if capacity.still_rising {
             self.printer.note(&format!(
-                "the capacity may be higher: throughput still rose at {most} connections; use --connections to allow more"
+                "the capacity may be higher: throughput still rose at {}; use --connections to allow more",
+                count(most, "connection")
             ));
         }
         let shares = self.options.shares();
@@ -101,9 +103,9 @@ impl Serving<'_> {
         let rates: Vec<NamedRate> = shares.iter().map(rate).collect();
         let shown: Vec<String> = rates.iter().map(|(name, rate)| format!("{name} = {rate:.0}")).collect();
         self.printer.note(&format!(
-            "capacity {:.0} requests/s with {} connections; load of all arms: {} requests/s",
+            "capacity {:.0} requests/s with {}; load of all arms: {} requests/s",
             capacity.per_second,
-            capacity.connections,
+            count(capacity.connections, "connection"),
             shown.join(", ")
         ));
         Ok(rates)

@@ -68,7 +68,8 @@ pub struct Options {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST_BLOCKS), conflicts_with = "budget")]
     pub blocks: Option<u64>,
 
-    /// Run as many blocks as fit into this time, not counting the time before the first block: 5m, 90s
+    /// Run as many blocks as fit into this time, not counting the time before the first block: 5m, 90s. If too few for a result fit,
+    /// the trial ends before the first block and names the time that it takes
     #[arg(long, value_name = "TIME")]
     pub budget: Option<Time>,
 

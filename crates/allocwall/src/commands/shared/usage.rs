@@ -23,9 +23,13 @@ pub fn usage(line: impl fmt::Display) -> anyhow::Error {
     Usage(line.to_string()).into()
 }
 
+pub fn is_usage(error: &anyhow::Error) -> bool {
+    error.is::<Usage>()
+}
+
 /// The exit status for an error that ends a command.
 pub fn status_of(error: &anyhow::Error) -> ExitCode {
-    if error.is::<Usage>() { ExitCode::from(STATUS) } else { ExitCode::FAILURE }
+    if is_usage(error) { ExitCode::from(STATUS) } else { ExitCode::FAILURE }
 }
 
 #[cfg(test)]

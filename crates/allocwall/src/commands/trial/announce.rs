@@ -1,6 +1,7 @@
 //! What a trial says before its first run: the arms, the plan, and what the plan can resolve.
 
 use crate::commands::shared::progress::{percent, roughly};
+use allocwall_model::units;
 use allocwall_trial::BASELINES;
 use allocwall_trial::conduct::{Length, PILOT};
 use allocwall_trial::plan;
@@ -38,7 +39,7 @@ impl Plan<'_> {
                 let done =
                     if self.done > 0 { format!(", {} of them done", self.done) } else { String::new() };
                 let runs = (count.saturating_sub(self.done)) * arms;
-                format!("{count} blocks{done}: {runs} runs; {block}")
+                format!("{}{done}: {runs} runs; {block}", units::count(count, "block"))
             }
             Length::Budget(budget) => {
                 format!("as many blocks as fit into {}; {block}", roughly(budget.as_secs_f64()))
@@ -85,7 +86,7 @@ impl Plan<'_> {
                 1 => "1 remedy".to_owned(),
                 remedies => format!("{remedies} remedies"),
             };
-            let blocks = if count == 1 { "1 block".to_owned() } else { format!("{count} blocks") };
+            let blocks = units::count(count, "block");
             format!(
                 "{blocks} can't give a result with {compared}: {fewest} are needed (--blocks {fewest}); effects and medians will be \
                  shown, but nothing can be called better or worse"
@@ -97,7 +98,7 @@ impl Plan<'_> {
 /// `bound`: "about" or "at least".
 pub fn estimated_time(blocks: usize, each_s: f64, bound: &str) -> String {
     let all = roughly(blocks as f64 * each_s);
-    format!("time: {bound} {all}, {blocks} blocks of {each_s:.1} s")
+    format!("time: {bound} {all}, {} of {each_s:.1} s", units::count(blocks, "block"))
 }
 
 #[cfg(test)]
