@@ -17,7 +17,7 @@ use allocwall_model::units::{Absence, Interval, Measured, Reason, count};
 /// A wall lasts if it is one in so many windows in a row. A window that did not measure it is skipped.
 const LASTS: usize = 2;
 /// The fewest windows in which a rise can be distinguished from chance: see `stats::trend`.
-const FEWEST: usize = 5;
+pub const FEWEST: usize = 5;
 /// Remedies that are kept of each window.
 const REMEDIES: usize = 3;
 /// Spans of a wall that the sentence names.

@@ -169,7 +169,8 @@ pub(crate) fn about(page: &mut Page, memory: &TargetMemory, bill: &ResidentBill,
 }
 
 /// The bill of the first process in one line, with the rows that are a twentieth of it or more, largest first.
-pub fn line(page: &mut Page, memory: &TargetMemory) {
+/// `resident_end` is the resident memory of the target at the end of the window, as the head of the report shows it.
+pub fn line(page: &mut Page, memory: &TargetMemory, resident_end: u64) {
     let Some(bill) = memory.bills.first() else { return };
     let unit = Unit::of(bill.resident_bytes());
     let total = total_units(bill, &unit);
@@ -187,7 +188,12 @@ pub fn line(page: &mut Page, memory: &TargetMemory) {
         (1, 0) => String::new(),
         _ => format!(" of pid {}, one of several processes", bill.pid),
     };
-    page.hang("MEMORY", Ink::Heading, 9, &format!("{all}{of_process}: {}", parts.join(" · ")), Ink::Plain);
+    let before = match has_changed(memory, resident_end) {
+        true => format!(" ({} at its end)", bytes(resident_end)),
+        false => String::new(),
+    };
+    let text = format!("{all}{of_process} after the window{before}: {}", parts.join(" · "));
+    page.hang("MEMORY", Ink::Heading, 9, &text, Ink::Plain);
 }
 
 /// Where a diagnosis has what its text leaves out.
@@ -203,13 +209,17 @@ fn is_small(bytes: u64) -> bool {
     }
 }
 
-/// Whether the only process has other memory than at the end of the window: more than a tenth of the larger figure. If both
-/// figures are small, the difference says nothing.
-fn is_late(memory: &TargetMemory, known: Known) -> bool {
+/// Whether the only process has other memory than at the end of the window: more than a tenth of the larger figure.
+fn has_changed(memory: &TargetMemory, end: u64) -> bool {
     let [bill] = &memory.bills[..] else { return false };
-    let (end, read) = (known.resident_end, bill.resident_bytes());
-    let larger = end.max(read);
-    memory.others == 0 && end > 0 && !is_small(larger) && end.abs_diff(read) as f64 > 0.1 * larger as f64
+    let read = bill.resident_bytes();
+    memory.others == 0 && end > 0 && end.abs_diff(read) as f64 > 0.1 * end.max(read) as f64
+}
+
+/// The same, if it matters for a wall.
+fn is_late(memory: &TargetMemory, known: Known) -> bool {
+    let read = memory.bills.first().map_or(0, ResidentBill::resident_bytes);
+    has_changed(memory, known.resident_end) && !is_small(known.resident_end.max(read))
 }
 
 /// Why the sum of the rows is not the kernel's figure.
@@ -328,7 +338,8 @@ struct Unit {
 impl Unit {
     fn of(total: u64) -> Unit {
         match total {
-            0..0xa0_0000 => Unit { name: "KiB", bytes: 1024.0, tenths: false },
+            // As in the other sections.
+            0..0x10_0000 => Unit { name: "KiB", bytes: 1024.0, tenths: false },
             _ => Unit { name: "MiB", bytes: f64::from(1 << 20), tenths: true },
         }
     }
@@ -877,9 +888,33 @@ pub(super) mod tests {
     fn a_small_process_is_shown_in_kibibytes() {
         let mut bill = bill();
         bill.rows.iter_mut().for_each(|row| row.amount.resident_bytes = 0);
-        bill.rows[6].amount.resident_bytes = 1200 << 10;
+        bill.rows[6].amount.resident_bytes = 1000 << 10;
         let text = page(&bill, 100);
-        assert!(text.contains("1,200 KiB") && text.contains("  files 1,200\n"), "{text}");
+        assert!(text.contains("1,000 KiB") && text.contains("  files 1,000\n"), "{text}");
+        // The near twin: the head of a report has MiB from 1 MiB on.
+        bill.rows[6].amount.resident_bytes = 7764 << 10;
+        let text = page(&bill, 100);
+        assert!(text.contains("7.6 MiB") && text.contains("  files 7.6\n"), "{text}");
+    }
+
+    #[test]
+    fn the_line_says_when_it_was_read_and_what_was_resident_before() {
+        let memory = TargetMemory { bills: vec![bill()], others: 0, unread: None };
+        let read = memory.bills[0].resident_bytes();
+        let line = |end: u64| {
+            let mut page = Page::new(Style { color: false, width: 200 });
+            super::line(&mut page, &memory, end);
+            page.out
+        };
+        assert!(
+            line(2 * read).contains(" MiB after the window (1.1 GiB at its end): "),
+            "{}",
+            line(2 * read)
+        );
+        // The near twins: nothing changed, or it is unknown.
+        for end in [read, 0] {
+            assert!(line(end).contains(" MiB after the window: "), "{}", line(end));
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use super::json::{absence, interval, list, measured, number, plain, printed};
 use super::layout::{columns, elide_middle};
 use super::text::{Ink, Page, Style, bytes};
 use allocwall_diagnose::series::{
-    Brief, Change, Course, Judgement, Lasting, Quantity, Series, Unit, Window, time,
+    Brief, Change, Course, FEWEST, Judgement, Lasting, Quantity, Series, Unit, Window, time,
 };
 use allocwall_diagnose::{Reach, ShellLine};
 use allocwall_model::shell::quoted;
@@ -122,6 +122,11 @@ pub(crate) fn verdict(window: &Window) -> (String, Ink) {
 
 fn courses(page: &mut Page, series: &Series, judged: &Judgement) {
     page.section("WHAT GREW", "first and last window; slope with its 95 % interval");
+    let windows = series.windows.len();
+    if windows < FEWEST {
+        let text = format!("not judged: {}, and at least {FEWEST} are needed", count(windows, "window"));
+        return page.wrapped(2, &text, Ink::Faint);
+    }
     for (course, since) in judged.rises() {
         let unit = course.quantity.unit();
         let ends = [course.first, course.last].map(|value| value.map_or(String::new(), |v| amount(unit, v)));
@@ -395,6 +400,10 @@ pub(crate) mod tests {
             assert!(flat.contains(part), "{part}: {flat}");
         }
         assert!(!flat.contains("WALLS") && !flat.contains("planned windows"), "{flat}");
+        // Too few windows: in one line, without the names of all figures.
+        let few = on_one_line(&printed_at(&series(&STORM[..4]), 100));
+        assert!(few.contains("not judged: 4 windows, and at least 5 are needed"), "{few}");
+        assert!(few.matches("not judged").count() == 1 && !few.contains("main heap"), "{few}");
         // The near twin: a single window, in a series that ended early.
         let mut single = series(&[0.01, 0.01, 0.5, 0.01, 0.01, 0.01]);
         single.planned = 12;

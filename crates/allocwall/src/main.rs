@@ -53,7 +53,7 @@ enum Command {
     Run(commands::run::Args),
     /// List remedies by runtime and wall, the allocators found here, tunables, walls and experiments
     List(commands::list::Args),
-    /// Explain every name that a report prints: a wall, a line, a remedy, a term; or a tunable or an experiment
+    /// Explain the names that a report prints: a wall, a line, a remedy, a figure, a term; or a tunable or an experiment
     Explain(commands::explain::Args),
     /// Print what bash, zsh or fish needs to complete verbs and options
     #[command(hide = true)]

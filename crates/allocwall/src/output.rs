@@ -1,6 +1,6 @@
 //! `-o`: output files. They may hold private data of other processes.
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
@@ -32,9 +32,11 @@ fn beside(path: &Path, source: Option<&Path>) -> anyhow::Result<NamedTempFile> {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
-    // tempfile creates with mode 0600 on Unix.
-    NamedTempFile::new_in(folder).with_context(|| {
-        format!("cannot write {}: cannot create a file in {}", path.display(), folder.display())
+    // tempfile creates with mode 0600 on Unix. Its errors end with the name of the temporary file, which says nothing to a user.
+    NamedTempFile::new_in(folder).map_err(|error| {
+        let error = error.to_string();
+        let why = error.split(" at path ").next().unwrap_or_default();
+        anyhow!("cannot write {}: cannot create a file in {}: {why}", path.display(), folder.display())
     })
 }
 
@@ -114,6 +116,7 @@ mod tests {
         for error in [write(path, b"", None).unwrap_err(), check(path).unwrap_err()] {
             let error = format!("{error:#}");
             assert!(error.contains("/nonexistent") && error.contains("No such file"), "{error}");
+            assert!(!error.contains(".tmp"), "{error}");
         }
     }
 }

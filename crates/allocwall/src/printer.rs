@@ -18,9 +18,9 @@ impl Printer {
         }
     }
 
-    /// Colour is for terminals, unless NO_COLOR (https://no-color.org) is set.
+    /// Colour is for terminals that know it, unless NO_COLOR (https://no-color.org) is set.
     pub fn color(&self) -> bool {
-        self.stdout_terminal && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty())
+        self.stdout_terminal && !is_dumb() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty())
     }
 
     /// Layout of reports on stdout.
@@ -107,15 +107,23 @@ impl Printer {
     }
 }
 
+/// Whether the terminal knows no escape sequences.
+pub fn is_dumb() -> bool {
+    std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb")
+}
+
 /// What COLUMNS says, if it is a number above 0.
 pub fn columns() -> Option<usize> {
     std::env::var("COLUMNS").ok()?.parse().ok().filter(|columns| *columns > 0)
 }
 
-/// Columns of what is written there: COLUMNS, else the width of the terminal, at most 100.
+/// Wider text is hard to read.
+const WIDEST: usize = 140;
+
+/// Columns of what is written there: COLUMNS, else the width of the terminal, at most `WIDEST`.
 fn width(to: impl AsFd) -> usize {
     let terminal = || terminal_size::terminal_size_of(to).map(|(width, _)| usize::from(width.0));
-    columns().or_else(terminal).unwrap_or(Style::FILE.width).min(Style::FILE.width)
+    columns().or_else(terminal).unwrap_or(Style::FILE.width).min(WIDEST)
 }
 
 /// Names from other processes may hold escape sequences, so only printable text reaches the terminal.

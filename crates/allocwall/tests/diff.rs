@@ -90,7 +90,8 @@ fn wrong_arguments_are_refused_with_a_hint() {
         (&["--fail-on", "first-touch"], 2, "NAME>+N%"),
         (&["--per", "0"], 2, "above 0"),
         (&["--per", "1,2,3"], 2, "BEFORE,AFTER"),
-        (&["-o", "a.html"], 2, "no page"),
+        (&["-o", "a.html"], 2, ".json and .svg"),
+        (&["-o", "a.csv"], 2, ".json and .svg"),
         (&["--all", "--format", "flamegraph"], 2, "--all is for text"),
         (&[], 1, "missing"),
     ] {

@@ -73,8 +73,7 @@ fn the_name_of_the_file_chooses_the_format() {
         ("a.firefox.json", b"{\""),
         ("a.speedscope.json", b"{\"$schema\""),
         ("a.collapsed", b"sh (pid "),
-        // These have no format of their own: the text.
-        ("a.json", b"allocwall  sh "),
+        ("a.json", b"{\n"),
         ("a", b"allocwall  sh "),
     ];
     for (name, head) in formats {
@@ -93,10 +92,11 @@ fn the_name_of_the_file_chooses_the_format() {
 #[test]
 fn what_does_not_fit_is_refused_in_one_line() {
     let place = Place::new();
-    let wrong: [(&[&str], &str); 4] = [
+    let wrong: [(&[&str], &str); 5] = [
         (&["--table", "samples"], "--table is for a recording with --format csv"),
         (&["--format", "pprof", "--table", "bill"], "--table is for a recording"),
         (&["--format", "xml"], "firefox"),
+        (&["-o", "a.xyz"], "chooses no format: end it with .txt, .html, .htm, .json, .svg"),
         (&["--format", "csv", "--table", "sample"], "samples"),
     ];
     for (options, words) in wrong {

@@ -5,6 +5,7 @@ pub mod flamegraph;
 use super::escape::terminal;
 use super::json::{absence, interval, list, number, printed};
 use super::layout::{elide_end, elide_middle};
+use super::text::sites::without_arguments;
 use super::text::{Extent, Ink, Page, Style};
 use allocwall_diagnose::diff::{Change, Diff, Outcome, Quantity, Unit};
 use allocwall_model::units::Interval;
@@ -81,7 +82,11 @@ fn row(page: &mut Page, change: &Change, all: &[Change], ink: Ink) {
 
 /// Names of functions may be very long.
 fn title(change: &Change) -> String {
-    elide_middle(&terminal(&change.quantity.title()), NAME - 4)
+    let title = match &change.quantity {
+        Quantity::Site(function) => Quantity::Site(without_arguments(function).to_owned()).title(),
+        other => other.title(),
+    };
+    elide_middle(&terminal(&title), NAME - 4)
 }
 
 /// The CPU time of a share, before and after: a second, or for a unit of work.
@@ -239,6 +244,17 @@ mod tests {
         assert!(!page.contains('\u{1b}'), "{page}");
         let all = text(&sketch(), ["a", "b"], Extent::All, wide);
         assert!(all.contains("1.00 CPUs → 1.50 CPUs") && all.contains("90 s would decide"), "{all}");
+    }
+
+    #[test]
+    fn a_call_site_keeps_its_name_without_arguments() {
+        let title = |name: &str| title(&change(Quantity::Site(name.to_owned()), 0.1, 0.5, Outcome::Up));
+        let long =
+            "insert_words(std::unordered_map<std::string, std::vector<int, std::allocator<int> > >&, int)";
+        assert_eq!(title(long), "memory work in insert_words");
+        // The near twin: an owner's addition in brackets is no list of arguments.
+        let owner = Quantity::Owner(allocwall_model::resident::ResidentOwner::Heap);
+        assert!(super::title(&change(owner, 1.0, 2.0, Outcome::Up)).ends_with("(brk)"));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use allocwall_model::catalogue::owners::Owner;
 use allocwall_model::recording::{
     CgroupTick, FaultSlice, Frame, OwnerFaults, Probe, ProbeName, ProbeState, Recording, Stack, Tick,
 };
+use allocwall_model::resident::{ResidentBill, TargetMemory};
 use allocwall_model::units::{Absence, Reason};
 use allocwall_trial::journal::Head;
 use allocwall_trial::{Direction, Metric, TrialResult, Unit};
@@ -307,6 +308,30 @@ fn a_series_that_is_missing_is_named_with_its_reason() {
     let text = section(&page_of(&case), "timeline");
     assert!(text.contains("Table: Throttling") && text.contains("the quota is 0.50 CPUs"), "{text}");
     assert!(!text.contains("Throttling: not measured"), "{text}");
+}
+
+#[test]
+fn live_memory_that_is_known_in_part_is_not_called_unmeasured() {
+    let mut case = sketches::first_touch();
+    with_ticks(&mut case, None);
+    let mut bill = crate::memory_text::tests::bill();
+    let mut timeline = |bill: &ResidentBill| {
+        case.rec.resident = Ok(TargetMemory { bills: vec![bill.clone()], others: 0, unread: None });
+        section(&page_of(&case), "timeline")
+    };
+    let in_part = timeline(&bill);
+    assert!(!in_part.contains("Live memory: not measured"), "{in_part}");
+    assert!(
+        in_part.contains("The sum of the live memory is not known: of other private memory, "),
+        "{in_part}"
+    );
+    // The near twins: all of it is known, and nothing.
+    let unknown = bill.rows[4].split.clone();
+    bill.rows[4].amount.resident_bytes = 0;
+    let whole = timeline(&bill);
+    assert!(whole.contains("live, at the end") && !whole.contains("live memory is not known"), "{whole}");
+    bill.rows.iter_mut().for_each(|row| row.split = unknown.clone());
+    assert!(timeline(&bill).contains("Live memory: not measured: "), "{}", timeline(&bill));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use super::super::layout::{columns, elide_end};
 use super::ladder::{COLUMN, label};
 use super::page::{Ink, Page, basename};
+use super::remedies::SHORT;
 use super::runtimes::figures;
 use super::sites::costly_faults;
 use allocwall_diagnose::bill::{Bill, NO_SYMBOL, Site};
@@ -151,13 +152,14 @@ impl Limits {
         }
     }
 
-    /// One line each. The whole text is in the whole report.
+    /// In short. The whole text is in the whole report.
     pub(super) fn brief(&self, page: &mut Page) {
         if self.obstacles.is_empty() {
             return;
         }
+        let room = page.width.max(SHORT) - COLUMN;
         for (nth, obstacle) in self.obstacles.iter().take(OBSTACLES_SHOWN).enumerate() {
-            label(page, if nth == 0 { "NOT MEASURED" } else { "" }, Ink::Warn, &obstacle.in_short());
+            label(page, if nth == 0 { "NOT MEASURED" } else { "" }, Ink::Warn, &obstacle.in_short(room));
         }
         let more = self.obstacles.len().saturating_sub(OBSTACLES_SHOWN);
         if more > 0 {
@@ -168,12 +170,13 @@ impl Limits {
 
 /// Obstacles in the brief report: those that hide walls come first.
 const OBSTACLES_SHOWN: usize = 4;
-/// Columns for the text of an obstacle in the brief report: a line of 100, without its label.
-const SHORT: usize = 100 - COLUMN;
+/// Lines of an obstacle in the brief report. A usual reason needs no more.
+const LINES: usize = 3;
 
 impl Obstacle {
-    /// What it hides, why, and what to change if there is room for it, in `SHORT` columns.
-    fn in_short(&self) -> String {
+    /// What it hides, why, and what to change if this fits a line of `room` columns. What it hides is counted where that makes it
+    /// fit; the reason is wrapped where it does not.
+    fn in_short(&self, room: usize) -> String {
         let detail = self.absences[0].detail.trim_end_matches('.');
         let advice = self.absences.iter().find_map(Absence::advice);
         let advice = advice.map_or(String::new(), |advice| format!(" → {advice}"));
@@ -183,8 +186,8 @@ impl Obstacle {
             hides => hides.join(", "),
         };
         let forms = [all(&self.hides.join(", "), &advice), all(&few, &advice), all(&few, "")];
-        let fitting = forms.iter().find(|form| columns(form) <= SHORT);
-        fitting.cloned().unwrap_or_else(|| elide_end(&forms[2], SHORT))
+        let fitting = forms.iter().find(|form| columns(form) <= room);
+        fitting.cloned().unwrap_or_else(|| elide_end(&forms[2], LINES * room))
     }
 }
 
@@ -266,7 +269,10 @@ fn thin_stacks(rec: &Recording) -> Option<Absence> {
     }
     let (most, _) = cut.iter().max_by_key(|(_, count)| **count)?;
     let module = rec.modules.get(*most as usize)?;
-    let file = basename(&module.path).trim_matches(['[', ']']);
+    let file = match basename(&module.path).trim_matches(['[', ']']) {
+        "unknown" => "code of no known file",
+        file => file,
+    };
     let detail = format!(
         "the callers of {:.0} % of the samples are unknown, most often in {file}: either it has no unwind tables and no frame pointers there, or a function's frame is larger than the part of the stack that a sample copies",
         missing as f64 / all as f64 * 100.0

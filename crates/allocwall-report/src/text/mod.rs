@@ -87,7 +87,7 @@ fn memory(page: &mut Page, rec: &Recording, bill: &Bill, verdict: &Verdict) {
     let is_wall = |wall| verdict.findings.iter().any(|f| f.wall == wall && f.status == Status::Wall);
     match is_wall(Wall::Retention) {
         true => memory_section(page, rec, bill),
-        false => memory_text::line(page, memory),
+        false => memory_text::line(page, memory, bill.rates.resident_end),
     }
 }
 

@@ -37,14 +37,24 @@ pub(super) fn brief(page: &mut Page, rec: &Recording, bill: &Bill, verdict: &Ver
     let named = if others.len() == NAMED + 1 { others.len() } else { NAMED };
     for (nth, remedy) in others.iter().take(named).enumerate() {
         let gain = gain(remedy, remedies::find(&remedy.remedy));
-        // The name is what `explain`, `trial` and `run` take.
-        let text = format!("{}: {} · {}", remedy.remedy, terminal(&remedy.title), in_short(&gain));
-        let text = elide_end(&text, page.width.max(SHORT) - COLUMN);
+        let text = named_with_gain(remedy, &in_short(&gain), page.width.max(SHORT) - COLUMN);
         label(page, if nth == 0 { "OR" } else { "" }, Ink::Heading, &text);
     }
     let more = others.len().saturating_sub(named);
     if more > 0 {
         label(page, "", Ink::Plain, &format!("{more} more with --all"));
+    }
+}
+
+/// In so many columns. The name is what `explain`, `trial` and `run` take. The title is shortened, but not the gain.
+fn named_with_gain(remedy: &Prescription, gain: &str, room: usize) -> String {
+    /// Columns of a title that still says something.
+    const LEAST: usize = 12;
+    let (name, title) = (&remedy.remedy, terminal(&remedy.title));
+    let left = room.saturating_sub(columns(name) + columns(gain) + columns(":  · "));
+    match left < columns(&title).min(LEAST) {
+        true => format!("{name}: {gain}"),
+        false => format!("{name}: {} · {gain}", elide_end(&title, left)),
     }
 }
 
@@ -63,7 +73,7 @@ fn without_long_remark(page: &Page, line: ShellLine) -> ShellLine {
 }
 
 /// Columns of a line in the brief report that is not wrapped on a usual terminal.
-const SHORT: usize = 100;
+pub(super) const SHORT: usize = 100;
 
 /// A word below the label of the section.
 fn beside(word: &str) -> String {

@@ -208,7 +208,7 @@ fn site_lines(page: &mut Page, title: &str, sites: &[&Site]) {
 }
 
 /// Removes the argument list of a C++ or Rust function: it is long, and the name is clear without it.
-pub(super) fn without_arguments(name: &str) -> &str {
+pub(crate) fn without_arguments(name: &str) -> &str {
     let Some(end) = name.rfind(')') else { return name };
     // Only qualifiers may follow the list: `f(int) const`, but not `f(int)::{lambda}`.
     if name[end..].contains(':') {

@@ -681,3 +681,35 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_long_title_of_a_remedy_is_shortened_and_its_gain_is_not() {
+    let named = |title: &str, width: usize| {
+        let mut case = sketches::first_touch();
+        case.verdict.remedies[1].title = title.to_owned();
+        let page = briefly(&case, width);
+        page.split("\nOR ").nth(1).unwrap().lines().next().unwrap().trim().to_owned()
+    };
+    let long = "long words ".repeat(20);
+    let short = named(&long, 100);
+    assert!(short.contains("… · saves 28 to 44 % of CPU") && columns(&short) <= 100 - 13, "{short}");
+    assert!(columns(&named(&long, 140)) > columns(&short));
+    // The near twin fits.
+    assert!(named("Huge pages", 100).ends_with(": Huge pages · saves 28 to 44 % of CPU"));
+}
+
+#[test]
+fn a_long_reason_is_wrapped_and_a_short_one_has_its_advice() {
+    let page = |detail: &str| {
+        let mut case = sketches::nothing_found();
+        let absence = Absence::new(Reason::NotFound, detail).mend("build it again");
+        case.rec.probes = vec![Probe::new(ProbeName::Smaps, ProbeState::Absent(absence))];
+        case.verdict.findings.iter_mut().for_each(|finding| finding.missing = None);
+        on_one_line(&briefly(&case, 100))
+    };
+    let long = format!("{}the last word", "a reason of many words ".repeat(6));
+    assert!(page(&long).contains(&long) && !page(&long).contains('…'), "{}", page(&long));
+    assert!(page("a reason").contains("a reason → build it again"), "{}", page("a reason"));
+    // It has a limit all the same.
+    assert!(page(&"many words ".repeat(100)).contains('…'));
+}

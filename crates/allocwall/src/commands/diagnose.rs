@@ -35,6 +35,7 @@ use allocwall_trial::run::{self, Guard};
 use anyhow::Context;
 use std::ffi::OsString;
 use std::io::ErrorKind;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -66,8 +67,9 @@ pub struct Args {
     #[arg(long, value_name = "HZ", value_parser = clap::value_parser!(u32).range(10..=5_000))]
     rate: Option<u32>,
 
-    /// Write the recording to this file [default: a file in the state directory]. A name that ends in .html: write the report as a
-    /// page to it (docs/html.md), besides the text; the recording is in the state directory then. With --repeat, only a page
+    /// Write the recording to this file [default: a file in the state directory]. A name that ends in .html or .json, or in the
+    /// extension of another format (docs/formats.md): write the report in this format to it, besides the text; the recording is in
+    /// the state directory then. With --repeat, only .html or .json
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
@@ -211,19 +213,33 @@ fn read(file: &Path) -> anyhow::Result<Recording> {
                 "{error}; a process is given with -p PID, a command after --: allocwall diagnose -- {command}"
             )
         }
+        Error::Recording { .. } if is_program(file) => {
+            let command = quoted(&file.display().to_string());
+            anyhow::anyhow!(
+                "{} is a program, not a recording: a command is given after --: allocwall diagnose -- {command}",
+                file.display()
+            )
+        }
         _ => error.into(),
     })
 }
 
+/// A regular file that may be executed.
+fn is_program(file: &Path) -> bool {
+    std::fs::metadata(file).is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+}
+
 pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
-    let page = pages::take(&mut args.output)?;
+    let report = pages::take_report(&mut args.output)?;
     let args = args.with_processes(printer)?;
     if args.ready.is_some() && args.load.is_none() && args.load_cmd.is_none() {
         return Err(usage("--ready has no effect without --load URL or --load-cmd CMD"));
     }
     let mut load = loaded::load(&args);
-    let plan = args.repeat.map(|windows| series::Plan::of(&args, windows)).transpose().map_err(usage)?;
-    let format = Format::chosen(args.format, args.json, None);
+    let of_series = report.as_ref().map(|(_, format)| *format);
+    let plan = args.repeat.map(|windows| series::Plan::of(&args, windows, of_series));
+    let plan = plan.transpose().map_err(usage)?;
+    let format = Format::chosen(args.format, args.json, None)?;
     format.check(Source::Recording, args.table, printer.stdout_is_terminal())?;
     let counting = if args.count { counting::start(&args.command, printer) } else { Err(not_counted()) };
     if let (true, Err(absence)) = (args.count, &counting) {
@@ -236,8 +252,9 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         None
     };
     if let Some(plan) = plan {
-        return series::run(&args, &plan, page.as_deref(), guard.as_ref(), printer);
+        return series::run(&args, &plan, report.as_ref(), guard.as_ref(), printer);
     }
+    let mut lost = false;
     let (diagnosis, mut launched) = match &args.file {
         Some(path) => (Diagnosis::of(read(path)?, Some(path.clone())), None),
         None => {
@@ -248,6 +265,7 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
             if let Some(failure) = &recorded.file_failure {
                 printer
                     .warn(&format!("{failure}; the diagnosis is complete, but the recording was not kept"));
+                lost = args.output.is_some();
             }
             if let Some(path) = &recorded.path {
                 printer.note(&format!("recording: {}", path.display()));
@@ -266,9 +284,9 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         .and_then(|report| printer.bytes(&report));
     end(launched.as_mut(), &args, "window", printer);
     printed?;
-    if let Some(page) = &page {
-        let report = diagnosis.render(Format::Html, None, Extent::All, Style::FILE)?;
-        pages::write(page, &report, diagnosis.file.as_deref(), printer)?;
+    if let Some((path, format)) = &report {
+        let report = diagnosis.render(*format, args.table, Extent::All, Style::FILE)?;
+        pages::write(path, &report, diagnosis.file.as_deref(), printer)?;
     }
     // After an interrupt: report what was measured, start nothing new.
     let interrupted = matches!(diagnosis.recording.meta.ended, Ended::Interrupted);
@@ -283,7 +301,7 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     let unmeasured = unsampled
         && allocwall_diagnose::reach(recording, bill, verdict) == allocwall_diagnose::Reach::NotSampled;
     let stopped = args.fail_on.is_some() && allocwall_diagnose::stops_a_gate(recording, bill, verdict);
-    Ok(if unmeasured || stopped { ExitCode::FAILURE } else { tried })
+    Ok(if unmeasured || stopped || lost { ExitCode::FAILURE } else { tried })
 }
 
 /// Ends the launched command, unless it should run on. `what` is over.
@@ -511,6 +529,21 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_program_in_place_of_a_recording_is_told_from_other_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let refused = |name: &str, mode: u32| {
+            let file = folder.path().join(name);
+            std::fs::write(&file, "no recording").unwrap();
+            std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
+            read(&file).unwrap_err().to_string()
+        };
+        let program = refused("program", 0o755);
+        assert!(program.contains("is a program") && program.contains("allocwall diagnose -- "), "{program}");
+        let other = refused("other", 0o644);
+        assert!(other.contains("not a usable recording") && !other.contains("diagnose --"), "{other}");
+    }
 
     #[test]
     fn durations() {

@@ -39,7 +39,7 @@ pub struct Args {
     /// Refuse recordings of different machines, kernels, targets or window lengths
     #[arg(long)]
     strict: bool,
-    /// [default: text; with `-o OUT.svg`: flamegraph]
+    /// [default: text; with `-o OUT.svg`: flamegraph; with `-o OUT.json`: json]
     #[arg(short, long, value_enum)]
     format: Option<Format>,
     /// Same as `--format json`
@@ -57,17 +57,18 @@ impl Args {
     /// # Errors
     /// Of usage.
     fn format(&self) -> anyhow::Result<Format> {
-        let named = self.output.as_deref().map(|output| formats::Format::chosen(None, false, Some(output)));
+        let named = self.output.as_deref().and_then(formats::Format::named);
         let format = match (self.format, named) {
             _ if self.json => Format::Json,
             (Some(format), _) => format,
             (None, Some(formats::Format::Flamegraph)) => Format::Flamegraph,
-            (None, Some(formats::Format::Html)) => {
+            (None, Some(formats::Format::Json)) => Format::Json,
+            (None, None | Some(formats::Format::Text)) => Format::Text,
+            (None, Some(_)) => {
                 return Err(usage(
-                    "a comparison has no page: name a .svg for the flamegraph, or use --format text or json",
+                    "a comparison has text, .json and .svg (the flamegraph): name such a file, or add --format",
                 ));
             }
-            _ => Format::Text,
         };
         if self.all && format != Format::Text {
             return Err(usage("--all is for text: the other formats are always complete"));

@@ -1,5 +1,5 @@
-//! `allocwall explain NAME`: explains every name that a report prints: a remedy, an allocator, a tunable, a wall, a line of the bill, an
-//! experiment or a term.
+//! `allocwall explain NAME`: explains the names that a report prints: a remedy, an allocator, a tunable, a wall or a rung, a line of the
+//! bill, an experiment, a figure of a trial or of a series, or a term.
 
 mod glossary;
 
@@ -7,6 +7,7 @@ use crate::commands::shared::experiments::{self, Known};
 use crate::commands::shared::usage::usage;
 use crate::commands::shared::{arms, plain};
 use crate::printer::Printer;
+use allocwall_diagnose::{diff, series};
 use allocwall_lab::workloads::{SUBJECTS, Subject, line_key};
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
 use allocwall_model::catalogue::modules::AllocatorKind;
@@ -17,10 +18,12 @@ use allocwall_model::catalogue::remedies::{
 };
 use allocwall_model::catalogue::thresholds;
 use allocwall_model::catalogue::tunables::{self, ARENAS_PER_CPU, MallocTunable, PREFIX, TUNABLES};
-use allocwall_model::catalogue::walls::Wall;
+use allocwall_model::catalogue::walls::{Wall, rung_title};
 use allocwall_report::escape::terminal;
 use allocwall_report::layout::shell_lines;
+use allocwall_trial::batch;
 use serde_json::json;
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::process::ExitCode;
 
@@ -130,6 +133,10 @@ fn pages_of(name: &str, printer: &Printer) -> Vec<Page> {
     if pages.is_empty() {
         pages.extend(glossary::find(name).into_iter().map(term_page));
         pages.extend(wall_of_line(same).map(wall_page));
+    }
+    if pages.is_empty() {
+        pages.extend(rungs().into_iter().filter(|rung| same(rung_title(*rung))).map(rung_page));
+        pages.extend(figure_pages(same));
     }
     pages
 }
@@ -423,6 +430,56 @@ fn wall_page(wall: Wall) -> Page {
     }
 }
 
+fn rungs() -> BTreeSet<u8> {
+    Wall::ALL.iter().map(|wall| wall.rung()).collect()
+}
+
+fn rung_page(rung: u8) -> Page {
+    let walls = Wall::ALL.iter().filter(|wall| wall.rung() == rung);
+    let walls: Vec<&str> = walls.map(|wall| wall.title()).collect();
+    Page {
+        name: rung_title(rung).to_owned(),
+        kind: "rung",
+        title: format!("rung {rung} of the ladder"),
+        sections: vec![("about", format!("Judges these walls: {}.", walls.join(", ")))],
+    }
+}
+
+/// Of the figures of a series, of a comparison of recordings, and of a trial, with the pages of what they are about.
+fn figure_pages(same: impl Fn(&str) -> bool) -> Vec<Page> {
+    let page = |name: String, about: String| Page {
+        name,
+        kind: "figure",
+        title: "a figure of reports".to_owned(),
+        sections: vec![("about", about)],
+    };
+    let of_windows = |name| page(name, "A figure of `diagnose --repeat` and of `allocwall diff`.".to_owned());
+    let mut pages: Vec<Page> = vec![];
+    if let Some(quantity) = series::Quantity::all().find(|quantity| same(&quantity.title())) {
+        pages.push(of_windows(quantity.title()));
+        match quantity {
+            series::Quantity::Lock(class) => {
+                pages.extend(wall_of_line(|title| title == class.title()).map(wall_page));
+            }
+            series::Quantity::Owner(owner) => {
+                pages.extend(glossary::find(owner.title()).into_iter().map(term_page));
+            }
+            _ => {}
+        }
+    } else if let Some(quantity) = diff::Quantity::all().find(|quantity| same(&quantity.title())) {
+        pages.push(of_windows(quantity.title()));
+    }
+    let metrics = batch::metrics(&[]).into_iter().filter(|metric| same(&metric.title));
+    pages.extend(metrics.map(|metric| {
+        let about = format!(
+            "A figure of each run of a trial: less is better. In the JSON document it is {}.",
+            metric.key
+        );
+        page(metric.title, about)
+    }));
+    pages
+}
+
 fn term_page(term: glossary::Term) -> Page {
     Page {
         name: term.names.to_owned(),
@@ -634,9 +691,15 @@ mod tests {
             .chain(TABLE.iter().map(|remedy| remedy.title))
             .chain(LINES.iter().map(|line| line.title()))
             .chain(WaitClass::ALL.iter().flat_map(|wait| [wait.title(), wait.short_title()]))
-            .chain(Owner::ALL.iter().map(|owner| owner.title()));
+            .chain(Owner::ALL.iter().map(|owner| owner.title()))
+            .chain(rungs().into_iter().map(rung_title))
+            .map(str::to_owned)
+            .chain(series::Quantity::all().map(|quantity| quantity.title()))
+            .chain(diff::Quantity::all().map(|quantity| quantity.title()))
+            .chain(batch::metrics(&[]).into_iter().map(|metric| metric.title))
+            .chain(["CPU per request", "response p99", "cycles", "usable"].map(str::to_owned));
         for name in printed {
-            for form in [name.to_owned(), name.to_uppercase(), format!(" {} ", name.replace(' ', "  "))] {
+            for form in [name.clone(), name.to_uppercase(), format!(" {} ", name.replace(' ', "  "))] {
                 assert!(!pages(&form, &Printer::new()).is_empty(), "{form:?}");
             }
         }

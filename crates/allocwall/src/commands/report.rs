@@ -23,7 +23,7 @@ pub struct Args {
     /// List the recordings in the state directory, newest first: time, target, verdict, and the command that reports it
     #[arg(long, conflicts_with_all = ["file", "format", "table", "json", "output", "all"])]
     list: bool,
-    /// [default: what the name of OUT ends with (docs/formats.md), else text]
+    /// [default: what the name of OUT ends with (docs/formats.md); without an extension, text]
     #[arg(short, long, value_enum)]
     format: Option<Format>,
     /// The table of `--format csv` and `--format parquet` [default: bill]
@@ -49,7 +49,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         None => newest(printer)?,
     };
     let style = if args.output.is_some() { Style::FILE } else { printer.style() };
-    let format = Format::chosen(args.format, args.json, args.output.as_deref());
+    let format = Format::chosen(args.format, args.json, args.output.as_deref())?;
     let source = if journal::is_one(&file) { Source::Trial } else { Source::Recording };
     format.check(source, args.table, args.output.is_none() && printer.stdout_is_terminal())?;
     let report = match source {

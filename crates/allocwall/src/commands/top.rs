@@ -15,7 +15,7 @@ use crate::commands::shared::options::parse_time;
 use crate::commands::shared::processes::{self, parse_pid};
 use crate::commands::shared::signals::catch_signals;
 use crate::commands::shared::usage::usage;
-use crate::printer::Printer;
+use crate::printer::{Printer, is_dumb};
 use allocwall_measure::record::{LONGEST_WINDOW, SHORTEST_WINDOW, Target};
 use allocwall_model::units;
 use state::State;
@@ -75,7 +75,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     let target = target(&args, printer)?;
     let windows = Windows::of(target, args.every);
     let count = if args.once { Some(1) } else { args.count };
-    let dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
+    let dumb = is_dumb();
     let terminal = printer.stdout_is_terminal() && std::io::stdin().is_terminal() && !dumb;
     match terminal && !args.batch && !args.json && count.is_none() {
         true => live::run(windows, printer),

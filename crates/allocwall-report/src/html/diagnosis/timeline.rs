@@ -288,7 +288,7 @@ fn resident(case: &Case) -> Measured<Markup> {
         line(3, "lazily freed", read(&|tick| Some(tick.smaps?.lazy_free))),
     ];
     let live = live(rec);
-    if let Ok(live) = live {
+    if let Live::Measured(live) = live {
         let at_the_end = (0..shown.len()).map(|nth| (nth + 1 == shown.len()).then_some(live));
         series.push(line(4, "live, at the end", at_the_end.collect()));
     }
@@ -305,7 +305,11 @@ fn resident(case: &Case) -> Measured<Markup> {
         @for (what, probe, is_unread) in unread {
             @if is_unread { (absent(what, &rec.probe_absence(probe).unwrap_or_else(too_few))) }
         }
-        @if let Err(absence) = &live { (absent("Live memory", absence)) }
+        @match &live {
+            Live::Measured(_) => {}
+            Live::InPart(why) => { p.note { "The sum of the live memory is not known: " (why) ". The section Memory has it by owner." } }
+            Live::Absent(absence) => { (absent("Live memory", absence)) }
+        }
     };
     let xs = shown.iter().map(|nth| seconds(times[*nth])).collect();
     let y = Axis::bytes(largest(&series));
@@ -314,20 +318,32 @@ fn resident(case: &Case) -> Measured<Markup> {
     Ok(chart(case, title, (Place::Points, xs), (y, series), &shown, Some(note)))
 }
 
-/// Bytes in use at the end of the window, of all processes.
-fn live(rec: &Recording) -> Measured<f64> {
-    let memory = rec.resident.as_ref().map_err(Clone::clone)?;
-    if memory.others > 0 {
-        return Err(Absence::new(Reason::TooLittle, "not every process of the target was read"));
+enum Live {
+    /// Bytes in use at the end of the window, of all processes.
+    Measured(f64),
+    /// Known of some owners only: which one has none, and why.
+    InPart(String),
+    Absent(Absence),
+}
+
+fn live(rec: &Recording) -> Live {
+    let memory = match &rec.resident {
+        Ok(memory) if memory.others > 0 => {
+            return Live::Absent(Absence::new(Reason::TooLittle, "not every process of the target was read"));
+        }
+        Ok(memory) => memory,
+        Err(absence) => return Live::Absent(absence.clone()),
+    };
+    let rows = memory.bills.iter().flat_map(|bill| &bill.rows);
+    let rows = rows.filter(|row| row.owner.is_allocated() && row.amount.held_bytes() > 0);
+    let (known, unknown): (Vec<_>, Vec<_>) = rows.partition(|row| row.split.is_ok());
+    match unknown.iter().find_map(|row| Some((row.owner, row.split.as_ref().err()?))) {
+        Some((_, absence)) if known.is_empty() => Live::Absent(absence.clone()),
+        Some((owner, absence)) => {
+            Live::InPart(format!("of {}, {}", owner.title(), absence.detail.trim_end_matches('.')))
+        }
+        None => Live::Measured(known.iter().flat_map(|row| &row.split).map(|s| s.live_bytes.point).sum()),
     }
-    let splits = memory.bills.iter().flat_map(|bill| &bill.rows).filter(|row| row.owner.is_allocated());
-    splits
-        .filter(|row| row.amount.held_bytes() > 0)
-        .map(|row| match &row.split {
-            Ok(split) => Ok(split.live_bytes.point),
-            Err(absence) => Err(absence.clone()),
-        })
-        .sum()
 }
 
 fn throttling(case: &Case) -> Measured<Markup> {

@@ -2,11 +2,12 @@
 
 use super::{Args, default_output, end, record_window, target};
 use crate::commands::shared::diagnosis::Diagnosis;
+use crate::commands::shared::formats::Format;
 use crate::commands::shared::pages;
 use crate::commands::shared::processes::Attached;
 use crate::commands::shared::signals::catch_signals;
 use crate::printer::Printer;
-use allocwall_diagnose::series::{Series, Window, judge, time};
+use allocwall_diagnose::series::{FEWEST, Series, Window, judge, time};
 use allocwall_diagnose::{Reach, main_process};
 use allocwall_host::clock;
 use allocwall_host::launch::Launched;
@@ -17,7 +18,7 @@ use allocwall_model::units::count;
 use allocwall_report::{html, series};
 use allocwall_trial::run::Guard;
 use anyhow::bail;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -46,12 +47,15 @@ pub fn parse_repeat(text: &str) -> Result<usize, String> {
 impl Plan {
     /// # Errors
     /// One line: a window would begin before the end of the one before it, or there is one file for all recordings.
-    pub fn of(args: &Args, windows: usize) -> anyhow::Result<Plan> {
+    pub fn of(args: &Args, windows: usize, report: Option<Format>) -> anyhow::Result<Plan> {
         if let Some(output) = &args.output {
             bail!(
-                "{} can't hold the recordings of a series, which are kept in the state directory: -o NAME.html writes its report as a page",
+                "{} can't hold the recordings of a series, which are kept in the state directory: -o NAME.html or NAME.json writes its report",
                 output.display()
             );
+        }
+        if report.is_some_and(|format| !matches!(format, Format::Html | Format::Json)) {
+            bail!("the report of a series is a page or a JSON document: -o NAME.html or -o NAME.json");
         }
         let every = args.every.unwrap_or_else(|| EVERY.max(args.duration.unwrap_or_default()));
         let window = args.duration.unwrap_or(WINDOW.min(every).max(SHORTEST_WINDOW));
@@ -67,10 +71,14 @@ impl Plan {
 pub fn run(
     args: &Args,
     plan: &Plan,
-    page: Option<&Path>,
+    report: Option<&(PathBuf, Format)>,
     guard: Option<&Guard>,
     printer: &Printer,
 ) -> anyhow::Result<ExitCode> {
+    if plan.windows < FEWEST {
+        let windows = count(plan.windows, "window");
+        printer.note(&format!("{windows}: too few to judge what grew, which needs at least {FEWEST}"));
+    }
     let interrupted = catch_signals()?;
     let mut first = Some(target(args, guard, printer));
     let mut attached = match &first {
@@ -133,15 +141,19 @@ pub fn run(
         printer.note(&format!("the series ended after {windows} of {}: {why}", plan.windows));
     }
     let judged = judge(&series.windows);
-    let report = match args.json {
+    let shown = match args.json {
         true => series::document(&series, &judged),
         false => series::text(&series, &judged, printer.style()),
     };
-    let printed = printer.data(&report);
+    let printed = printer.data(&shown);
     end(launched.as_mut(), args, "series", printer);
     printed?;
-    if let Some(page) = page {
-        pages::write(page, html::series(&series, &judged).as_bytes(), None, printer)?;
+    if let Some((path, format)) = report {
+        let report = match format {
+            Format::Json => series::document(&series, &judged),
+            _ => html::series(&series, &judged),
+        };
+        pages::write(path, report.as_bytes(), None, printer)?;
     }
     let unmeasured = series.windows.iter().all(|window| !window.sampled && window.reach == Reach::NotSampled);
     let stopped = args.fail_on.is_some() && judged.stops_a_gate(&series.windows);
@@ -241,7 +253,7 @@ mod tests {
     fn plan(options: &[&str]) -> Result<Plan, String> {
         let words = ["diagnose", "-p", "1", "--repeat", "6"].iter().chain(options);
         let line = Line::try_parse_from(words).map_err(|error| error.to_string())?;
-        Plan::of(&line.args, line.args.repeat.unwrap_or(0)).map_err(|error| error.to_string())
+        Plan::of(&line.args, line.args.repeat.unwrap_or(0), None).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -275,6 +287,9 @@ mod tests {
         for text in ["0", "1", "501", "-3", "", "many", "2.5"] {
             assert!(parse_repeat(text).unwrap_err().contains("2 to 500"), "{text}");
         }
+        let line = Line::try_parse_from(["diagnose", "-p", "1", "--repeat", "6"]).unwrap();
+        assert!(Plan::of(&line.args, 6, Some(Format::Json)).is_ok());
+        assert!(Plan::of(&line.args, 6, Some(Format::Pprof)).unwrap_err().to_string().contains("NAME.json"));
         // What a series has no use for.
         for options in [&["-o", "file"][..], &["--verify"], &["--every", "0"]] {
             assert!(plan(options).is_err(), "{options:?}");

@@ -37,7 +37,7 @@ pub enum Source {
 struct Row {
     format: Format,
     name: &'static str,
-    /// Ends of file names that choose it.
+    /// Ends of file names that choose it; the longest one that fits decides.
     extensions: &'static [&'static str],
     binary: bool,
     sources: &'static [Source],
@@ -53,8 +53,7 @@ const BOTH: &[Source] = &[Source::Recording, Source::Trial];
 const FORMATS: &[Row] = &[
     Row { sources: BOTH, ..row(Format::Text, "text", &[".txt"]) },
     Row { sources: BOTH, ..row(Format::Html, "html", &[".html", ".htm"]) },
-    // Two other formats are JSON too, so `.json` alone chooses none.
-    Row { sources: BOTH, ..row(Format::Json, "json", &[]) },
+    Row { sources: BOTH, ..row(Format::Json, "json", &[".json"]) },
     row(Format::Flamegraph, "flamegraph", &[".svg"]),
     row(Format::Collapsed, "collapsed", &[".collapsed", ".folded"]),
     Row { binary: true, ..row(Format::Pprof, "pprof", &[".pb.gz", ".pprof"]) },
@@ -82,14 +81,43 @@ impl Format {
         &FORMATS[self as usize]
     }
 
-    /// That of the options, else that of the file's name, else text.
-    pub fn chosen(given: Option<Format>, json: bool, output: Option<&Path>) -> Format {
-        let named = || {
-            let name = output?.file_name()?.to_str()?.to_lowercase();
-            let ends = |row: &&Row| row.extensions.iter().any(|end| name.ends_with(end));
-            FORMATS.iter().find(ends).map(|row| row.format)
+    /// That of the end of the file's name.
+    pub fn named(output: &Path) -> Option<Format> {
+        let name = output.file_name()?.to_str()?.to_lowercase();
+        let longest = |row: &Row| {
+            let ends = row.extensions.iter().filter(|end| name.ends_with(*end));
+            ends.map(|end| end.len()).max()
         };
-        if json { Format::Json } else { given.or_else(named).unwrap_or(Format::Text) }
+        FORMATS
+            .iter()
+            .filter_map(|row| Some((longest(row)?, row.format)))
+            .max_by_key(|(length, _)| *length)
+            .map(|(_, format)| format)
+    }
+
+    /// That of the options, else that of the file's name; text, if the name has no extension.
+    ///
+    /// # Errors
+    /// Of usage: the extension is not known.
+    pub fn chosen(given: Option<Format>, json: bool, output: Option<&Path>) -> anyhow::Result<Format> {
+        if json {
+            return Ok(Format::Json);
+        }
+        let Some(output) = output.filter(|_| given.is_none()) else {
+            return Ok(given.unwrap_or(Format::Text));
+        };
+        match (Format::named(output), output.extension()) {
+            (Some(format), _) => Ok(format),
+            (None, None) => Ok(Format::Text),
+            (None, Some(_)) => {
+                let known: Vec<&str> = FORMATS.iter().flat_map(|row| row.extensions).copied().collect();
+                Err(usage(format!(
+                    "the name {} chooses no format: end it with {}, or add --format NAME",
+                    output.display(),
+                    known.join(", ")
+                )))
+            }
+        }
     }
 
     /// Whether it can be made from this, for this table, and written there.
@@ -147,22 +175,32 @@ mod tests {
 
     #[test]
     fn the_name_of_the_file_chooses_only_what_is_clear() {
-        let chosen = |name: &str| Format::chosen(None, false, Some(Path::new(name)));
+        let chosen = |name: &str| Format::chosen(None, false, Some(Path::new(name))).unwrap();
         for (name, format) in [
             ("a.pb.gz", Format::Pprof),
             ("b.SVG", Format::Flamegraph),
             ("b.html", Format::Html),
             ("dir.csv/c.parquet", Format::Parquet),
             ("c.speedscope.json", Format::Speedscope),
-            ("d.json", Format::Text),
+            ("d.json", Format::Json),
+            ("e.txt", Format::Text),
             ("dir.csv/e", Format::Text),
             ("gz", Format::Text),
         ] {
             assert_eq!(chosen(name), format, "{name}");
         }
         let svg = Some(Path::new("a.svg"));
-        assert_eq!(Format::chosen(Some(Format::Csv), false, svg), Format::Csv);
-        assert_eq!(Format::chosen(None, true, svg), Format::Json);
+        assert_eq!(Format::chosen(Some(Format::Csv), false, svg).unwrap(), Format::Csv);
+        assert_eq!(Format::chosen(None, true, svg).unwrap(), Format::Json);
+    }
+
+    #[test]
+    fn an_unknown_extension_is_refused_with_the_known_ones() {
+        let unknown = Some(Path::new("a.xyz"));
+        let error = Format::chosen(None, false, unknown).unwrap_err().to_string();
+        assert!(error.contains("a.xyz") && error.contains(".json") && error.contains(".pb.gz"), "{error}");
+        assert!(!error.contains('\n'), "{error}");
+        assert_eq!(Format::chosen(Some(Format::Text), false, unknown).unwrap(), Format::Text);
     }
 
     #[test]

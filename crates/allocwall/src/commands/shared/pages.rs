@@ -11,7 +11,20 @@ use std::path::{Path, PathBuf};
 
 /// Whether the name of an output file asks for a page.
 pub fn is_page(output: &Path) -> bool {
-    Format::chosen(None, false, Some(output)) == Format::Html
+    Format::named(output) == Some(Format::Html)
+}
+
+/// Takes the output file from the options if its name asks for a report other than the text that is printed, so that the
+/// recording is kept in the state directory.
+///
+/// # Errors
+/// The report can't be written there.
+pub fn take_report(output: &mut Option<PathBuf>) -> anyhow::Result<Option<(PathBuf, Format)>> {
+    let named = output.as_deref().and_then(Format::named).filter(|format| *format != Format::Text);
+    let Some(format) = named else { return Ok(None) };
+    let Some(path) = output.take() else { return Ok(None) };
+    output::check(&path)?;
+    Ok(Some((path, format)))
 }
 
 /// Takes the output file from the options if it is a page, so that what was measured is kept in the state directory.
