@@ -236,8 +236,10 @@ fn run_delay_s(recording: &Recording) -> Measured<f64> {
         true if recording.threads.is_empty() => {
             Err(absence(recording, ProbeName::RunDelay, "no thread was read while it ran"))
         }
-        true => Err(absence(recording, ProbeName::RunDelay, "the kernel reports no run-queue times (schedstat)")
-            .mend_if_none(["use a kernel with CONFIG_SCHED_INFO, so that /proc/PID/schedstat exists"])),
+        true => {
+            Err(absence(recording, ProbeName::RunDelay, "the kernel reports no run-queue times (schedstat)")
+                .mend_if_none(["use a kernel with CONFIG_SCHED_INFO, so that /proc/PID/schedstat exists"]))
+        }
         false => Ok(delays.iter().map(|d| *d as f64).sum::<f64>() / 1e9),
     }
 }
