@@ -234,11 +234,11 @@ fn run_delay_s(recording: &Recording) -> Measured<f64> {
     let delays: Vec<u64> = recording.threads.iter().filter_map(|t| t.run_delay_ns).collect();
     match delays.is_empty() {
         true if recording.threads.is_empty() => {
-            Err(absence(recording, ProbeName::RunDelay, "no thread was read while it ran"))
+            let absence = absence(recording, ProbeName::RunDelay, "no thread was read while it ran");
+            Err(absence.mend_if_none(["diagnose a target that runs longer"]))
         }
         true => {
-            Err(absence(recording, ProbeName::RunDelay, "the kernel reports no run-queue times (schedstat)")
-                .mend_if_none(["use a kernel with CONFIG_SCHED_INFO, so that /proc/PID/schedstat exists"]))
+            Err(absence(recording, ProbeName::RunDelay, "the kernel reports no run-queue times (schedstat)"))
         }
         false => Ok(delays.iter().map(|d| *d as f64).sum::<f64>() / 1e9),
     }

@@ -140,7 +140,11 @@ fn run_queue(ctx: &Context) -> Judged {
             let delay = total(known.iter().map(|k| k.0));
             delay.saturating_sub(ctx.cgroup_increase(|c| c.throttled_ns).unwrap_or(0)) as f64 / 1e9
         }
-        Err(absence) => return Judged::not_measured(WALL, Whole::ThreadTime, absence, show),
+        Err(absence) => {
+            let absence = absence
+                .mend_if_none(["use a kernel with CONFIG_SCHED_INFO, so that /proc/PID/schedstat exists"]);
+            return Judged::not_measured(WALL, Whole::ThreadTime, absence, show);
+        }
     };
     if ctx.unread_s() > ctx.window_s / 2.0 {
         return Judged::not_measured(WALL, Whole::ThreadTime, ended_unread(), show);
