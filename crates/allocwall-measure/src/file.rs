@@ -466,8 +466,10 @@ fn assemble(
     counted: Option<Measured<Counted>>,
     tail: Option<Tail>,
 ) -> std::result::Result<Recording, String> {
-    let cut_off =
-        || Absence::new(Reason::Vanished, "the recording is cut off: the allocwall that wrote it was killed");
+    let cut_off = || {
+        Absence::new(Reason::Vanished, "the recording is cut off: the allocwall that wrote it was killed")
+            .mend("make a new recording")
+    };
     let whole = tail.is_some();
     let unread = |what: &str| match whole {
         true => {

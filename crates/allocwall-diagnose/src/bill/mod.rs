@@ -142,7 +142,9 @@ fn increase(recording: &Recording, read: impl Fn(&Tick) -> Option<u64>) -> Measu
 /// Why a probe has no result: its own reason, else `otherwise`.
 fn absence(recording: &Recording, probe: ProbeName, otherwise: &str) -> Absence {
     let unknown = || match recording.meta.ended {
-        Ended::CutOff => Absence::new(Reason::TooLittle, "the recording ends before it").mend("record again"),
+        Ended::CutOff => {
+            Absence::new(Reason::TooLittle, "the recording ends before it").mend("make a new recording")
+        }
         _ => Absence::new(Reason::TooLittle, otherwise),
     };
     recording.probe_absence(probe).unwrap_or_else(unknown)
