@@ -134,6 +134,6 @@ fn bad_options_of_a_series_are_usage() {
         assert!(talk.starts_with("error: ") && talk.contains(words), "{options:?}: {talk}");
         assert!(output.stdout.is_empty());
     }
-    let gone = command(state.path(), &["-p", "4194305", "--repeat", "2"]).output().unwrap();
+    let gone = command(state.path(), &["-p", "4194305", "--repeat", "5"]).output().unwrap();
     assert_eq!((gone.status.code(), talk(&gone).lines().count()), (Some(1), 1), "{}", talk(&gone));
 }
