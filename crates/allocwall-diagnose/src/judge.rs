@@ -87,11 +87,13 @@ struct Undisturbed {
     amount: Interval,
 }
 
+const IF_UNDISTURBED: &str = " if it had the CPU";
+
 impl Undisturbed {
     /// The condition, unless the measured amount is about the same.
     fn condition(self) -> &'static str {
         const ABOUT_THE_SAME: f64 = 1.05;
-        if self.times > ABOUT_THE_SAME { " if it had the CPU" } else { "" }
+        if self.times > ABOUT_THE_SAME { IF_UNDISTURBED } else { "" }
     }
 }
 
@@ -124,7 +126,7 @@ fn because(t: &Threshold, status: Status, case: &Case, undisturbed: Undisturbed,
     let (amount, condition) = (undisturbed.amount, undisturbed.condition());
     match status {
         Status::Wall if case.amount.low < floor_of(t) => format!(
-            "{figures}; wall threshold {wall}; {}, {} if it had the CPU",
+            "{figures}; wall threshold {wall}; {}, {}{IF_UNDISTURBED}",
             floor_text(t, case.amount.point),
             floor_text(t, amount.point)
         ),

@@ -80,6 +80,13 @@ pub enum Status {
     NotMeasured,
 }
 
+impl Status {
+    /// It costs enough to be noticed.
+    pub fn has_fired(self) -> bool {
+        matches!(self, Status::Wall | Status::Contributor)
+    }
+}
+
 /// The judgement of one wall.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Finding {

@@ -32,8 +32,7 @@ pub fn prescribe(
         .into_iter()
         .filter_map(|(remedy, offer)| {
             let (prescription, saving) = offer.ok()?;
-            let mut rank = rank(remedy, main_process(recording), leading, saving);
-            rank.answers = remedy.walls.iter().any(|wall| noticed(findings, *wall));
+            let rank = rank(remedy, main_process(recording), findings, leading, saving);
             Some((rank, prescription))
         })
         .collect();
@@ -68,11 +67,6 @@ pub fn prescribe(
         ranked[..=first].rotate_right(1);
     }
     ranked.into_iter().map(|(_, p)| p).collect()
-}
-
-fn noticed(findings: &[Finding], wall: Wall) -> bool {
-    let fired = |f: &Finding| matches!(f.status, Status::Wall | Status::Contributor);
-    findings.iter().any(|f| f.wall == wall && fired(f))
 }
 
 /// What the remedies act on: the walls, with the contributors if no wall is about the target's own time; and the allocator's
@@ -151,10 +145,16 @@ impl Rank {
 /// Expected gains below this do not affect the order.
 const WORTH: f64 = 0.01;
 
-fn rank(remedy: &'static Remedy, process: Option<&Process>, leading: Option<Wall>, saving: Saving) -> Rank {
+fn rank(
+    remedy: &'static Remedy,
+    process: Option<&Process>,
+    findings: &[Finding],
+    leading: Option<Wall>,
+    saving: Saving,
+) -> Rank {
     Rank {
         remedy,
-        answers: false,
+        answers: findings.iter().any(|f| f.status.has_fired() && remedy.walls.contains(&f.wall)),
         advice: remedy.kind == Kind::Advice && saving.returned == 0,
         cause: needs::undoes_a_setting(process, remedy),
         leading: leading.is_some_and(|w| remedy.walls.contains(&w)),

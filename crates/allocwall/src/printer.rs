@@ -120,7 +120,7 @@ pub fn columns() -> Option<usize> {
 /// Wider text is hard to read.
 const WIDEST: usize = 140;
 
-/// Columns of what is written there: COLUMNS, else the width of the terminal, at most `WIDEST`.
+/// Columns of the output: COLUMNS, else the width of the terminal, at most `WIDEST`.
 fn width(to: impl AsFd) -> usize {
     let terminal = || terminal_size::terminal_size_of(to).map(|(width, _)| usize::from(width.0));
     columns().or_else(terminal).unwrap_or(Style::FILE.width).min(WIDEST)

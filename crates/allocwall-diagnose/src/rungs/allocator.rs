@@ -227,8 +227,8 @@ pub fn code_and_contention(ctx: &Context) -> Vec<Judged> {
             Served::Mixed | Served::Missing | Served::Unknown => judged,
         }
     };
-    let noticed = |judged: &Judged| judged.is(Status::Wall) || judged.is(Status::Contributor);
-    let code = if noticed(&code) && noticed(&call_rate(ctx)) {
+    let fired = |judged: &Judged| judged.finding.status.has_fired();
+    let code = if fired(&code) && fired(&call_rate(ctx)) {
         code.because_also(match ctx.cpu(&[CostClass::RuntimeAllocator]) {
             Ok(runtime) if runtime.share.point > 0.0 => "this is part of the time of call rate",
             _ => "this is the same time as that of call rate",

@@ -4,7 +4,7 @@ use super::cases::{cpu_case, may_count, perf_show};
 use crate::bill::stripped_runtime;
 use crate::context::Context;
 use crate::judge::Judged;
-use crate::{ShellLine, Status, Whole};
+use crate::{ShellLine, Whole};
 use allocwall_model::catalogue::cost::CostClass;
 use allocwall_model::catalogue::modules::opaque_runtime;
 use allocwall_model::catalogue::walls::Wall;
@@ -23,7 +23,7 @@ pub fn rung(ctx: &Context) -> Vec<Judged> {
         _ => ctx.show(|pid| format!("top -H -p {pid}"), "CMD & top -H -p $!"),
     };
     let judged = cpu_case(ctx, Wall::GarbageCollector, "goes to the garbage collector", show.clone());
-    let fired = judged.is(Status::Wall) || judged.is(Status::Contributor);
+    let fired = judged.finding.status.has_fired();
     let native = matches!(runtime, Some(Ok(Runtime::Native)));
     // The time of a collector that cannot be recognized is counted in these lines. If they are small, so is the
     // collector.
@@ -99,6 +99,7 @@ fn with_symbols(process: &Process) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Status;
     use crate::testing::{Subject, WINDOW_S, computing};
     use allocwall_model::catalogue::modules::ModuleRole;
     use allocwall_sketches::recording::{PID, account};

@@ -213,7 +213,7 @@ pub fn map_churn(ctx: &Context) -> Vec<Judged> {
     let show = ctx.show(|pid| format!("sudo {TRACE} -p {pid}"), format!("{TRACE} CMD"));
     let show = show.remark("slows the target");
     let judged = cpu_case(ctx, Wall::MapChurn, "goes to mapping memory and returning it to the kernel", show);
-    let fired = judged.is(Status::Wall) || judged.is(Status::Contributor);
+    let fired = judged.finding.status.has_fired();
     let calls = ctx.bill.rates.map_calls.clone().ok();
     let hint = if fired { cause(ctx) } else { None };
     let blocks = ctx.counted().and_then(Calling::mapped_text);
@@ -302,7 +302,7 @@ pub fn kernel_slab(ctx: &Context) -> Vec<Judged> {
             return vec![Judged::not_measured(WALL, Whole::Cpu, absence, show)];
         }
     }
-    let fired = judged.is(Status::Wall) || judged.is(Status::Contributor);
+    let fired = judged.finding.status.has_fired();
     let objects = if fired { ctx.slab().text() } else { None };
     vec![judged.evidence_if(objects).evidence_if(late)]
 }

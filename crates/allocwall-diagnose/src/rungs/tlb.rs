@@ -33,7 +33,7 @@ fn by_walks(ctx: &Context, show: &ShellLine) -> Option<Judged> {
     if !ctx.walks_are_partial() {
         return Some(judged);
     }
-    let fired = judged.is(Status::Wall) || judged.is(Status::Contributor);
+    let fired = judged.finding.status.has_fired();
     fired.then(|| judged.estimate(AT_LEAST))
 }
 

@@ -445,7 +445,7 @@ fn rung_page(rung: u8) -> Page {
     }
 }
 
-/// Of the figures of a series, of a comparison of recordings, and of a trial, with the pages of what they are about.
+/// Of the figures of a series, of a comparison of recordings, and of a trial, with the pages of their subjects.
 fn figure_pages(same: impl Fn(&str) -> bool) -> Vec<Page> {
     let page = |name: String, about: String| Page {
         name,

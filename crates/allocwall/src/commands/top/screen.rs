@@ -406,7 +406,7 @@ fn memory(state: &State, seen: &Seen) -> Section {
             cells: [bytes(size as u64), percent(size / whole)],
         },
     );
-    // The parts are of what was read, which may be older than the head of the screen.
+    // The parts belong to the last reading, which may be older than the head of the screen.
     let aside = format!("{} resident, read {age}{others}; now {now}", bytes(whole as u64));
     Section { title: "MEMORY", aside, heads, rows: rows.collect() }
 }
