@@ -364,8 +364,8 @@ def judge(scenario, outcome, fault, clean):
     known = set.union(*(c.files for c in clean))
     left = outcome.files - known
     if killed:
-        # The next process that unpacks a library removes it, after ten minutes.
-        left = {path for path in left if not re.fullmatch(r"home/\.cache/allocwall/libraries/.*\.part", path)}
+        # The next process that unpacks a library removes it, after ten minutes; that of the prices is replaced by the next one.
+        left = {path for path in left if not re.fullmatch(r"home/\.cache/allocwall/(libraries/.*|prices-\w+\.json)\.part", path)}
     if left:
         wrong.append(f"files remain: {sorted(left)}")
     return wrong, doubtful

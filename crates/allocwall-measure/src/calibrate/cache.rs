@@ -4,8 +4,10 @@ use allocwall_host::own;
 use allocwall_model::catalogue::advice::CALIBRATE;
 use allocwall_model::recording::PriceList;
 use allocwall_model::units::{Absence, Measured, Reason};
-use std::fs::File;
+use rustix::fs::{FlockOperation, OFlags, flock};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// A price list is a few KiB; a larger file is not a price list.
@@ -56,17 +58,41 @@ fn unusable(file: &Path, detail: &str) -> Absence {
         .mend(CALIBRATE)
 }
 
-/// Writes to a temporary name first, so that a reader sees the old list or the new one, never a part. Mode
-/// 0600.
+/// Writes to a temporary name first, so that a reader sees the old list or the new one, never a part. Mode 0600.
+///
+/// The temporary name is always the same: if a process is killed here, the next one replaces its file. A lock keeps
+/// two writers apart.
+///
+/// # Errors
+/// Those of the file system, with the file's name. `WouldBlock`: another process writes this list now.
 pub(super) fn store(file: &Path, list: &PriceList) -> io::Result<()> {
-    let dir = file.parent().unwrap_or(Path::new("."));
-    let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", file.display()));
-    own::create(dir, 0o700)?;
-    let mut temporary = tempfile::NamedTempFile::new_in(dir)?;
-    serde_json::to_writer_pretty(&mut temporary, list)?;
-    temporary.write_all(b"\n").map_err(named)?;
-    temporary.persist(file).map_err(|error| named(error.error))?;
-    Ok(())
+    own::create(file.parent().unwrap_or(Path::new(".")), 0o700)?;
+    write(file, list).map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", file.display())))
+}
+
+fn write(file: &Path, list: &PriceList) -> io::Result<()> {
+    let path = file.with_extension("json.part");
+    let mut options = OpenOptions::new();
+    options
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
+    let mut part = options.open(&path)?;
+    flock(&part, FlockOperation::NonBlockingLockExclusive)?;
+    // The writer before this one may have renamed it after it was opened here.
+    let (opened, named) = (part.metadata()?, fs::symlink_metadata(&path)?);
+    if (opened.dev(), opened.ino()) != (named.dev(), named.ino()) {
+        return Err(io::ErrorKind::WouldBlock.into());
+    }
+    let mut text = serde_json::to_vec_pretty(list)?;
+    text.push(b'\n');
+    let written = part.set_len(0).and_then(|()| part.write_all(&text)).and_then(|()| fs::rename(&path, file));
+    if written.is_err() {
+        let _ = fs::remove_file(&path);
+    }
+    written
 }
 
 #[cfg(test)]
@@ -75,7 +101,6 @@ mod tests {
     use allocwall_model::catalogue::prices;
     use allocwall_model::recording::Price;
     use allocwall_model::units::Interval;
-    use std::fs;
     use std::os::unix::fs::PermissionsExt;
 
     fn list(machine: &str) -> PriceList {
@@ -104,6 +129,42 @@ mod tests {
         assert_eq!(load(&file, "m"), Ok(list("m")));
         assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(fs::read_dir(file.parent().unwrap()).unwrap().count(), 1, "no temporary file must remain");
+    }
+
+    #[test]
+    fn what_a_killed_writer_left_is_replaced() {
+        let root = tempfile::tempdir().unwrap();
+        let file = file(root.path(), "m");
+        let part = file.with_extension("json.part");
+        fs::write(&part, "x".repeat(1 << 16)).unwrap();
+        store(&file, &list("m")).unwrap();
+        assert_eq!(load(&file, "m"), Ok(list("m")));
+        assert!(!part.exists());
+    }
+
+    #[test]
+    fn two_writers_are_kept_apart() {
+        let root = tempfile::tempdir().unwrap();
+        let file = file(root.path(), "m");
+        let other = File::create(file.with_extension("json.part")).unwrap();
+        flock(&other, FlockOperation::LockExclusive).unwrap();
+        let error = store(&file, &list("m")).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        assert!(error.to_string().contains(&*file.to_string_lossy()), "{error}");
+        assert!(!file.exists());
+        drop(other);
+        store(&file, &list("m")).unwrap();
+    }
+
+    #[test]
+    fn a_link_in_its_place_is_not_followed() {
+        let root = tempfile::tempdir().unwrap();
+        let file = file(root.path(), "m");
+        let kept = root.path().join("kept");
+        fs::write(&kept, "kept").unwrap();
+        std::os::unix::fs::symlink(&kept, file.with_extension("json.part")).unwrap();
+        assert!(store(&file, &list("m")).is_err());
+        assert_eq!(fs::read_to_string(kept).unwrap(), "kept");
     }
 
     #[test]
