@@ -67,11 +67,19 @@ fn unusable(file: &Path, detail: &str) -> Absence {
 /// Those of the file system, with the file's name. `WouldBlock`: another process writes this list now.
 pub(super) fn store(file: &Path, list: &PriceList) -> io::Result<()> {
     own::create(file.parent().unwrap_or(Path::new(".")), 0o700)?;
-    write(file, list).map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", file.display())))
+    let part = file.with_extension("json.part");
+    write(&part, file, list).map_err(|error| {
+        // What another process writes now is its own to remove.
+        if error.kind() != io::ErrorKind::WouldBlock {
+            let _ = fs::remove_file(&part);
+        }
+        io::Error::new(error.kind(), format!("{}: {error}", file.display()))
+    })
 }
 
-fn write(file: &Path, list: &PriceList) -> io::Result<()> {
-    let path = file.with_extension("json.part");
+fn write(part: &Path, file: &Path, list: &PriceList) -> io::Result<()> {
+    let mut text = serde_json::to_vec_pretty(list)?;
+    text.push(b'\n');
     let mut options = OpenOptions::new();
     options
         .write(true)
@@ -79,20 +87,16 @@ fn write(file: &Path, list: &PriceList) -> io::Result<()> {
         .truncate(false)
         .mode(0o600)
         .custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
-    let mut part = options.open(&path)?;
-    flock(&part, FlockOperation::NonBlockingLockExclusive)?;
+    let mut opened = options.open(part)?;
+    flock(&opened, FlockOperation::NonBlockingLockExclusive)?;
     // The writer before this one may have renamed it after it was opened here.
-    let (opened, named) = (part.metadata()?, fs::symlink_metadata(&path)?);
-    if (opened.dev(), opened.ino()) != (named.dev(), named.ino()) {
+    let (mine, named) = (opened.metadata()?, fs::symlink_metadata(part)?);
+    if (mine.dev(), mine.ino()) != (named.dev(), named.ino()) {
         return Err(io::ErrorKind::WouldBlock.into());
     }
-    let mut text = serde_json::to_vec_pretty(list)?;
-    text.push(b'\n');
-    let written = part.set_len(0).and_then(|()| part.write_all(&text)).and_then(|()| fs::rename(&path, file));
-    if written.is_err() {
-        let _ = fs::remove_file(&path);
-    }
-    written
+    opened.set_len(0)?;
+    opened.write_all(&text)?;
+    fs::rename(part, file)
 }
 
 #[cfg(test)]
@@ -165,6 +169,15 @@ mod tests {
         std::os::unix::fs::symlink(&kept, file.with_extension("json.part")).unwrap();
         assert!(store(&file, &list("m")).is_err());
         assert_eq!(fs::read_to_string(kept).unwrap(), "kept");
+    }
+
+    #[test]
+    fn a_list_that_cannot_be_written_leaves_no_file() {
+        let root = tempfile::tempdir().unwrap();
+        let file = file(root.path(), "m");
+        fs::create_dir(&file).unwrap();
+        assert!(store(&file, &list("m")).is_err());
+        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 1);
     }
 
     #[test]
