@@ -4,14 +4,15 @@
 mod attached;
 mod launched;
 
+use crate::commands::shared::formats;
 use crate::commands::shared::options::parse_time;
-use crate::commands::shared::pages;
 use crate::commands::shared::processes::{self, parse_pid};
 use crate::commands::shared::usage::usage;
 use crate::output;
 use crate::printer::Printer;
 use allocwall_host::tunables::parse_size;
 use allocwall_report::text::Style;
+use clap::ValueEnum;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -22,7 +23,7 @@ const LEAST_DISTANCE: u64 = 1 << 10;
 /// With a larger one there are hardly any samples.
 const MOST_DISTANCE: u64 = 1 << 30;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
     Text,
     /// Commands only: one page with charts, for a browser (docs/html.md)
@@ -67,7 +68,8 @@ pub struct Args {
     #[arg(short, long, value_name = "TIME", allow_hyphen_values = true, value_parser = parse_time)]
     duration: Option<Duration>,
 
-    /// Write the report to FILE instead of stdout; only the owner can read it. A name that ends in .html chooses that format
+    /// Write the report to FILE instead of stdout; only the owner can read it. The end of the name chooses the format: .txt, .html, .json,
+    /// .pprof, .collapsed
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
@@ -89,21 +91,31 @@ pub struct Args {
 }
 
 impl Args {
-    fn format(&self) -> Format {
-        match (self.format, &self.output) {
-            _ if self.json => Format::Json,
-            (Some(format), _) => format,
-            (None, Some(output)) if pages::is_page(output) => Format::Html,
-            (None, _) => Format::Text,
+    fn format(&self) -> anyhow::Result<Format> {
+        if let Some(format) = self.format {
+            return Ok(format);
         }
+        Ok(match formats::Format::chosen(None, self.json, self.output.as_deref())? {
+            formats::Format::Text => Format::Text,
+            formats::Format::Html => Format::Html,
+            formats::Format::Json => Format::Json,
+            formats::Format::Pprof => Format::Pprof,
+            formats::Format::Collapsed => Format::Collapsed,
+            other => return Err(usage(format!("a count has no format {}: use {}", other.name(), names()))),
+        })
     }
+}
+
+fn names() -> String {
+    let values = Format::value_variants().iter().filter_map(ValueEnum::to_possible_value);
+    values.map(|value| value.get_name().to_owned()).collect::<Vec<_>>().join(", ")
 }
 
 pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     if let Some(name) = &args.container {
         args.pid = processes::of_container(name, printer)?;
     }
-    let format = args.format();
+    let format = args.format()?;
     if let Some(why) = misuse(&args, format, printer.stdout_is_terminal()) {
         return Err(usage(why));
     }
@@ -202,7 +214,7 @@ mod tests {
     fn arguments_that_cannot_work_together() {
         let why = |words: &str, terminal: bool| {
             let args = parsed(words).expect("valid arguments");
-            let format = args.format();
+            let format = args.format().expect("a format of counts");
             misuse(&args, format, terminal).unwrap_or_default()
         };
         assert!(why("--json", false).contains("no target given"));
@@ -239,6 +251,22 @@ mod tests {
             "-p all",
         ] {
             assert!(parsed(bad).is_err(), "{bad}");
+        }
+        for (output, format) in [
+            ("a", Format::Text),
+            ("a.json", Format::Json),
+            ("a.pb.gz", Format::Pprof),
+            ("a.folded", Format::Collapsed),
+        ] {
+            let args = parsed(&format!("-o {output} -- true")).expect("valid arguments");
+            assert_eq!(args.format().expect("a format of counts"), format, "{output}");
+        }
+        let given = parsed("-f text -o a.json -- true").expect("valid arguments");
+        assert_eq!(given.format().expect("a format of counts"), Format::Text);
+        for (output, words) in [("a.svg", "a count has no format flamegraph"), ("a.odd", "chooses no format")]
+        {
+            let args = parsed(&format!("-o {output} -- true")).expect("valid arguments");
+            assert!(args.format().unwrap_err().to_string().contains(words), "{output}");
         }
         assert!(why("-p 7 -o a.html", false).starts_with("--format html needs a command"));
         assert_eq!(parsed("-p 7,8 --json").expect("valid arguments").pid, [7, 8]);

@@ -81,6 +81,10 @@ impl Format {
         &FORMATS[self as usize]
     }
 
+    pub fn name(self) -> &'static str {
+        self.row().name
+    }
+
     /// That of the end of the file's name.
     pub fn named(output: &Path) -> Option<Format> {
         let name = output.file_name()?.to_str()?.to_lowercase();
