@@ -2,9 +2,9 @@
 """Runs every test, continues after a failure, and ends with one line: `N passed, N failed, N skipped`.
 
     tests/run.py            the steps of `make test`
-    tests/run.py --ci       also format, lints, licences, the bundled jemalloc, the pool under Miri and ThreadSanitizer, the packages in a
-                            bare root, and a short run of the fuzzer, of faults in system calls, and of another kernel; without the steps
-                            that take too long there (`local`)
+    tests/run.py --ci       also format, lints, licences, the pool under Miri and ThreadSanitizer, the packages in a bare root, and a short
+                            run of the fuzzer, of faults in system calls, and of another kernel; with the bundled jemalloc; without the
+                            steps that take too long there (`local`)
     tests/run.py rust real  only these steps; --list prints their names
 
 A test that cannot run on a machine prints `skipped: reason` and passes; a script prints `skipped: test: reason`. This runner counts it
@@ -22,7 +22,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -63,8 +63,16 @@ class Step:
     # A script whose tests measure.
     measures: bool = False
     needs: str = None
-    # Prefix for the names of the tests of a cargo run.
-    prefix: str = ""
+    # Cargo's features in --ci.
+    ci_features: str = None
+
+
+    def in_ci(self):
+        """The step as --ci runs it."""
+        if not self.ci_features:
+            return self
+        at = self.command.index("--") if "--" in self.command else len(self.command)
+        return replace(self, command=[*self.command[:at], "--features", self.ci_features, *self.command[at:]])
 
 
 def unittests(directory, *modules):
@@ -74,11 +82,13 @@ def unittests(directory, *modules):
 REAL = "tests/real"
 # The program that all steps test: of the same build as the tests of the crates, so that nothing is built twice.
 TESTED = "target/debug/allocwall"
+# jemalloc among the built-in allocators. It takes minutes to build, which only CI spends, beside the other builds.
+BUNDLED = "bundled"
 STEPS = [
     Step("format", ["cargo", "fmt", "--all", "--check"], ci=True),
     Step("licences", ["python3", "tools/notices.py"], ci=True),
     Step("lints", ["cargo", "clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"], ci=True),
-    Step("build", ["cargo", "build", "--workspace", "--locked"]),
+    Step("build", ["cargo", "build", "--workspace", "--locked"], ci_features=BUNDLED),
     # Compiles the C code too.
     Step("aarch64 compiles", [sys.executable, "tests/aarch64.py", "check"], ci=True),
     Step("scripts", **unittests("tests", "test_run")),
@@ -96,12 +106,12 @@ STEPS = [
         ),
     ),
     Step("models", ["make", "models"]),
-    # Miri uses only one core, so the others build at the same time. The output of each target stays together.
-    Step("nightly", ["make", "-j2", "--output-sync=target", "miri", "tsan", "fuzz"], ci=True),
+    # Miri uses only one core, and the long build of the fuzzer not always two. The output of each target stays together.
+    Step("nightly", ["make", "-j2", "--output-sync=target", "fuzz", "miri", "tsan"], ci=True),
     Step("python", ["make", "python-test", f"PROGRAM={TESTED}"], needs="build"),
     # After the step python, whose wheel it installs.
     Step("dist", [sys.executable, "tests/dist/run.py", "--binary", TESTED, "--install"], needs="build", ci=True),
-    Step("rust", ["cargo", "test", "--workspace", "--locked", "--no-fail-fast", "--", "--show-output"]),
+    Step("rust", ["cargo", "test", "--workspace", "--locked", "--no-fail-fast", "--", "--show-output"], ci_features=BUNDLED),
     Step("book", [sys.executable, "tests/book/run.py", "--binary", TESTED], needs="build"),
     Step("formats", [sys.executable, "tests/formats/run.py", "--binary", TESTED], needs="build", local=True),
     Step("hostile", [sys.executable, "tests/hostile/run.py", "--binary", TESTED], needs="build", measures=True),
@@ -110,14 +120,6 @@ STEPS = [
     Step("html", [sys.executable, "tests/html/run.py", "--binary", TESTED], needs="build", local=True),
     Step("perf", [sys.executable, f"{REAL}/beside_perf.py", "--binary", TESTED, "--install"], needs="build", measures=True),
     Step("real", [sys.executable, f"{REAL}/run.py", "--binary", TESTED, "--install"], needs="build", measures=True),
-    # jemalloc takes minutes to build, and no other step needs it. This step is last, so that it uses the builds of the others.
-    Step(
-        "bundled",
-        ["cargo", "test", "--workspace", "--locked", "--no-fail-fast", "--features", "bundled", "--test", "takeover", "--test", "bundled"]
-        + ["--", "--show-output"],
-        ci=True,
-        prefix="bundled ",
-    ),
 ]
 
 PROGRAM = re.compile(r"^ +Running (?P<unit>unittests )?(?P<source>\S+) \((?:.*/)?(?P<name>[\w-]+)-[0-9a-f]{16}(?:\.js)?\)$")
@@ -134,7 +136,6 @@ NAMED = re.compile(r"^(skipped|failed): (.+?): (.*)$")
 class Count:
     """Counts tests from a step's output, line by line: cargo's, or that of a script that ends with `N passed, N failed, N skipped`."""
 
-    prefix: str = ""
     passed: int = 0
     skipped: int = 0
     # Names.
@@ -162,7 +163,7 @@ class Count:
     def read(self, line):
         """Reads one line; returns whether to show it."""
         if match := PROGRAM.match(line) or DOCTESTS.match(line):
-            self.program = self.prefix + match["name"]
+            self.program = match["name"]
             self.selected = selection(match)
             self.leave()
         elif match := RESULT.match(line):
@@ -276,7 +277,7 @@ def run_again(step, count):
 
 def run(step):
     """Runs a step to its end; returns its count."""
-    count = Count(step.prefix)
+    count = Count()
     environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
     environment.update(CARGO_TERM_COLOR="never", PYTHONUNBUFFERED="1")
     process = subprocess.Popen(
@@ -337,6 +338,8 @@ def main():
         parser.error(f"unknown step {', '.join(sorted(unknown))}; the steps are {', '.join(names)}")
     left_out = "local" if arguments.ci else "ci"
     chosen = [step for step in STEPS if (step.name in arguments.steps if arguments.steps else not getattr(step, left_out))]
+    if arguments.ci:
+        chosen = [step.in_ci() for step in chosen]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     install()
     total, times, broken, slow = Count(), [], set(), ""

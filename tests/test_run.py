@@ -66,8 +66,8 @@ failed: java: garbage_collector is called a wall: 3 %
 """.splitlines()
 
 
-def count(lines, **fields):
-    counted = Count(**fields)
+def count(lines):
+    counted = Count()
     shown = [line for line in lines if counted.read(line)]
     return counted, shown
 
@@ -159,9 +159,11 @@ class Counting(unittest.TestCase):
         self.assertIn("skipped: it failed all the same", shown)
         self.assertNotIn("skipped: no counter: ENOENT", shown)
 
-    def test_a_prefix_distinguishes_two_runs_of_a_program(self):
-        counted, _ = count(CARGO, prefix="bundled ")
-        self.assertEqual(counted.failed, ["bundled allocwall_model::a::fails"])
+    def test_features_of_ci_come_before_the_options_of_the_tests(self):
+        step = Step("a", ["cargo", "test", "--", "--show-output"], ci_features="more")
+        self.assertEqual(step.in_ci().command, ["cargo", "test", "--features", "more", "--", "--show-output"])
+        self.assertEqual(Step("b", ["cargo", "build"], ci_features="more").in_ci().command, ["cargo", "build", "--features", "more"])
+        self.assertEqual(Step("c", ["cargo", "fmt"]).in_ci().command, ["cargo", "fmt"])
 
     def test_scripts(self):
         counted, shown = count(SCRIPT)
