@@ -87,10 +87,10 @@ wheel:
 	target/venv/bin/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir target/wheels \
 	    $(if $(ZIG),--config-settings build-args=--zig) .
 
-## The wheel's tests on every installed CPython from 3.9 on, and its refusals on PyPy.
+## The wheel's tests on every installed CPython from 3.9 on, and its refusals on PyPy. ENDS=1: only on the oldest and the newest CPython.
 python-test: wheel
 	@tools/need.sh pypy3=pypy3
-	python3 python/tests/run.py target/wheels/*.whl
+	python3 python/tests/run.py $(if $(ENDS),--ends) target/wheels/*.whl
 
 ## The package under stress: CPython's own tests, servers, forks, limits, a sanitizer. About half an hour; as root.
 python-reliability: wheel

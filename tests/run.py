@@ -3,8 +3,8 @@
 
     tests/run.py            the steps of `make test`
     tests/run.py --ci       also format, lints, licences, the pool under Miri and ThreadSanitizer, the packages in a bare root, and a short
-                            run of the fuzzer, of faults in system calls, and of another kernel; with the bundled jemalloc; without the
-                            steps that take too long there (`local`)
+                            run of the fuzzer, of faults in system calls, and of another kernel; with the bundled jemalloc; the Python
+                            package on two interpreters only; without the steps that take too long there (`local`)
     tests/run.py rust real  only these steps; --list prints their names
 
 A test that cannot run on a machine prints `skipped: reason` and passes; a script prints `skipped: test: reason`. This runner counts it
@@ -63,16 +63,13 @@ class Step:
     # A script whose tests measure.
     measures: bool = False
     needs: str = None
-    # Cargo's features in --ci.
-    ci_features: str = None
-
+    # Words that --ci adds to the command, before a `--`.
+    ci_adds: tuple = ()
 
     def in_ci(self):
         """The step as --ci runs it."""
-        if not self.ci_features:
-            return self
         at = self.command.index("--") if "--" in self.command else len(self.command)
-        return replace(self, command=[*self.command[:at], "--features", self.ci_features, *self.command[at:]])
+        return replace(self, command=[*self.command[:at], *self.ci_adds, *self.command[at:]])
 
 
 def unittests(directory, *modules):
@@ -83,12 +80,13 @@ REAL = "tests/real"
 # The program that all steps test: of the same build as the tests of the crates, so that nothing is built twice.
 TESTED = "target/debug/allocwall"
 # jemalloc among the built-in allocators. It takes minutes to build, which only CI spends, beside the other builds.
-BUNDLED = "bundled"
+BUNDLED = ("--features", "bundled")
 STEPS = [
     Step("format", ["cargo", "fmt", "--all", "--check"], ci=True),
     Step("licences", ["python3", "tools/notices.py"], ci=True),
     Step("lints", ["cargo", "clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"], ci=True),
-    Step("build", ["cargo", "build", "--workspace", "--locked"], ci_features=BUNDLED),
+    # With the tests: their dependencies have features that the program's own lack, so cargo would build most libraries twice.
+    Step("build", ["cargo", "test", "--no-run", "--workspace", "--locked"], ci_adds=BUNDLED),
     # Compiles the C code too.
     Step("aarch64 compiles", [sys.executable, "tests/aarch64.py", "check"], ci=True),
     Step("scripts", **unittests("tests", "test_run")),
@@ -108,10 +106,10 @@ STEPS = [
     Step("models", ["make", "models"]),
     # Miri uses only one core, and the long build of the fuzzer not always two. The output of each target stays together.
     Step("nightly", ["make", "-j2", "--output-sync=target", "fuzz", "miri", "tsan"], ci=True),
-    Step("python", ["make", "python-test", f"PROGRAM={TESTED}"], needs="build"),
+    Step("python", ["make", "python-test", f"PROGRAM={TESTED}"], needs="build", ci_adds=("ENDS=1",)),
     # After the step python, whose wheel it installs.
     Step("dist", [sys.executable, "tests/dist/run.py", "--binary", TESTED, "--install"], needs="build", ci=True),
-    Step("rust", ["cargo", "test", "--workspace", "--locked", "--no-fail-fast", "--", "--show-output"], ci_features=BUNDLED),
+    Step("rust", ["cargo", "test", "--workspace", "--locked", "--no-fail-fast", "--", "--show-output"], ci_adds=BUNDLED),
     Step("book", [sys.executable, "tests/book/run.py", "--binary", TESTED], needs="build"),
     Step("formats", [sys.executable, "tests/formats/run.py", "--binary", TESTED], needs="build", local=True),
     Step("hostile", [sys.executable, "tests/hostile/run.py", "--binary", TESTED], needs="build", measures=True),

@@ -159,10 +159,10 @@ class Counting(unittest.TestCase):
         self.assertIn("skipped: it failed all the same", shown)
         self.assertNotIn("skipped: no counter: ENOENT", shown)
 
-    def test_features_of_ci_come_before_the_options_of_the_tests(self):
-        step = Step("a", ["cargo", "test", "--", "--show-output"], ci_features="more")
-        self.assertEqual(step.in_ci().command, ["cargo", "test", "--features", "more", "--", "--show-output"])
-        self.assertEqual(Step("b", ["cargo", "build"], ci_features="more").in_ci().command, ["cargo", "build", "--features", "more"])
+    def test_what_ci_adds_comes_before_the_options_of_the_tests(self):
+        step = Step("a", ["cargo", "test", "--", "--show-output"], ci_adds=("-F", "x"))
+        self.assertEqual(step.in_ci().command, ["cargo", "test", "-F", "x", "--", "--show-output"])
+        self.assertEqual(Step("b", ["make", "all"], ci_adds=("ENDS=1",)).in_ci().command, ["make", "all", "ENDS=1"])
         self.assertEqual(Step("c", ["cargo", "fmt"]).in_ci().command, ["cargo", "fmt"])
 
     def test_scripts(self):

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Runs the tests on every installed CPython: python/tests/run.py WHEEL [INTERPRETER...].
+"""Runs the tests on every installed CPython: python/tests/run.py [--ends] WHEEL [INTERPRETER...]. --ends: only on the oldest and the newest.
 
 Each interpreter gets its own virtual environment in a temporary folder, with the wheel and, if pip can install them, the packages that
 some tests need; without such a package its tests are skipped with a message. The default interpreters are those of pyenv, and
 python3.9 to python3.15 on the path. The exit status is 1 if a test failed or no interpreter was found.
 """
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -74,16 +75,20 @@ def test(interpreter, wheel):
 
 
 def main():
-    if len(sys.argv) < 2:
-        print("usage: run.py WHEEL [INTERPRETER...]", file=sys.stderr)
-        return 2
-    wheel = os.path.abspath(sys.argv[1])
-    chosen = sys.argv[2:] or list(interpreters())
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("wheel", type=os.path.abspath)
+    parser.add_argument("interpreter", nargs="*")
+    parser.add_argument("--ends", action="store_true", help="only the oldest and the newest interpreter")
+    args = parser.parse_args()
+    wheel = args.wheel
+    chosen = sorted(args.interpreter or interpreters(), key=lambda interpreter: version(interpreter) or ())
+    if args.ends:
+        chosen = chosen[:1] + chosen[1:][-1:]
     if not chosen:
         print("no CPython from 3.%d on was found" % OLDEST[1], file=sys.stderr)
         return 1
     failed = []
-    # Two at a time: pip and many tests mostly wait. The output of each interpreter stays together.
+    # Two at a time. The output of each interpreter stays together.
     with ThreadPoolExecutor(2) as pool:
         for interpreter, (passed, output) in zip(chosen, pool.map(lambda interpreter: test(interpreter, wheel), chosen)):
             print("%s: CPython %s" % (interpreter, ".".join(map(str, version(interpreter) or ("?",)))))
