@@ -667,8 +667,7 @@ pub fn next_steps(
     if ctx.recording.host.euid != 0 && findings.iter().filter_map(|f| f.missing.as_ref()).any(may_help) {
         next.push(as_root(ctx));
     }
-    let unpriced = ctx.recording.prices.is_err();
-    if unpriced && remedies.iter().any(|r| r.gain.is_none()) {
+    if ctx.recording.prices.is_err() && remedies.iter().any(|r| r.gain.is_none()) {
         next.push(ShellLine::from(CALIBRATE));
     }
     if let Some(process) = ctx.billed().filter(|_| wall == Some(Wall::Retention)) {
@@ -681,9 +680,6 @@ pub fn next_steps(
     next.extend(remedy.map(|r| trial_of(ctx, r).unwrap_or_else(|| r.how.clone())));
     let show = findings.iter().find(|f| Some(f.wall) == wall).map(|f| &f.show);
     next.extend(show.filter(|show| !show.has_gap).cloned());
-    if unpriced && !next.iter().any(|n| n.command == CALIBRATE) {
-        next.push(ShellLine::from(CALIBRATE));
-    }
     next.truncate(3);
     next
 }

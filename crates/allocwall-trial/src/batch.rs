@@ -324,10 +324,13 @@ fn open_to_all(folder: &Path) {
     }
 }
 
+/// How a failure begins if the run was ended at its time limit.
+pub const TOO_LONG: &str = "it exceeded the time limit";
+
 /// Why the run failed, with the last line of its standard error if there is one. None if it did not fail.
 pub fn failure(finished: &Finished, fine: &[i32]) -> Option<String> {
     let how = match finished.exit {
-        _ if finished.timed_out() => "it exceeded the time limit".to_owned(),
+        _ if finished.timed_out() => TOO_LONG.to_owned(),
         Exit::Code(code) if code == 0 || fine.contains(&code) => return None,
         exit => exit.to_string(),
     };

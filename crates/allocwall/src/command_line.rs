@@ -4,7 +4,7 @@ use crate::printer::columns;
 use allocwall_model::catalogue::nearest::nearest;
 use allocwall_report::text::Style;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Command, Error, Parser};
+use clap::{Arg, Command, Error, Parser};
 
 /// Help in fewer columns can't be read.
 const NARROWEST: usize = 40;
@@ -16,7 +16,9 @@ pub fn parsed<T: Parser>() -> T {
         command = command.term_width(columns.clamp(NARROWEST, Style::FILE.width));
     }
     let verbs: Vec<String> = shown_verbs(&command).map(|verb| verb.get_name().to_owned()).collect();
-    let matches = command.try_get_matches().unwrap_or_else(|error| suggesting(error, &verbs).exit());
+    let verb = std::env::args().nth(1).and_then(|verb| command.find_subcommand(verb).cloned());
+    let better = |error| with_option(suggesting(error, &verbs), verb.as_ref());
+    let matches = command.try_get_matches().unwrap_or_else(|error| better(error).exit());
     T::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
 }
 
@@ -39,6 +41,28 @@ fn suggesting(mut error: Error, verbs: &[String]) -> Error {
         let near = near.into_iter().map(str::to_owned).collect();
         error.insert(ContextKind::SuggestedSubcommand, ContextValue::Strings(near));
     }
+    error
+}
+
+/// The error, with the option that the verb has for a word that is no argument of it: a process id, or the name of a command.
+fn with_option(mut error: Error, verb: Option<&Command>) -> Error {
+    let Some(ContextValue::String(typed)) = error.get(ContextKind::InvalidArg).cloned() else {
+        return error;
+    };
+    if error.kind() != ErrorKind::UnknownArgument || typed.starts_with('-') {
+        return error;
+    }
+    let has = |fits: &dyn Fn(&Arg) -> bool| verb.is_some_and(|verb| verb.get_arguments().any(fits));
+    let is_number = typed.bytes().all(|byte| byte.is_ascii_digit());
+    let tip = if is_number && has(&|arg| arg.get_id() == "pid") {
+        format!("to name a process, use '-p {typed}'")
+    } else if !is_number && has(&|arg| arg.is_last_set()) {
+        format!("to start a command, use '-- {typed}'")
+    } else {
+        return error;
+    };
+    error.remove(ContextKind::Suggested);
+    error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
     error
 }
 
@@ -95,6 +119,27 @@ mod tests {
         // clap would suggest a verb that the help hides.
         let text = refusal("replays");
         assert!(!text.contains("'replay'"), "{text}");
+    }
+
+    #[test]
+    fn a_word_that_is_no_argument_gets_the_option_for_it() {
+        let refusal = |words: &[&str]| {
+            let command = Cli::command();
+            let verb = command.find_subcommand(words[0]).cloned();
+            let words = [&["allocwall"], words].concat();
+            with_option(command.try_get_matches_from(words).expect_err("wrong"), verb.as_ref()).to_string()
+        };
+        for verb in ["memory", "count", "top"] {
+            let text = refusal(&[verb, "1234"]);
+            assert!(text.contains("use '-p 1234'"), "{text}");
+        }
+        let text = refusal(&["trial", "--with", "thp", "sleep", "1"]);
+        assert!(text.contains("use '-- sleep'"), "{text}");
+        // Verbs without such an option.
+        let text = refusal(&["calibrate", "1234"]);
+        assert!(text.contains("1234") && !text.contains("-p"), "{text}");
+        let text = refusal(&["memory", "sleep"]);
+        assert!(text.contains("sleep") && !text.contains("--"), "{text}");
     }
 
     #[test]

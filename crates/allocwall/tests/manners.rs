@@ -171,7 +171,9 @@ fn explain_takes_names_as_a_report_prints_them() {
         (&["glibc keep memory"], "glibc-keep-memory (remedy)"),
         (&["jemalloc+thp"], "thp (remedy)"),
         (&["sockets", "and", "pipes"], "sockets and pipes (term)"),
-        (&["Unresolved"], "outcome (term)"),
+        (&["Unresolved"], "unresolved (term)"),
+        (&["NOT", "TRIED"], "not tried (term)"),
+        (&["remedies' margin"], "margin, remedies' margin (term)"),
         (&["main heap (brk)"], "main heap (brk) (term)"),
     ] {
         let arguments = [&["explain"], words].concat();

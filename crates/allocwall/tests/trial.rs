@@ -256,7 +256,7 @@ fn commands_that_cannot_be_tried() {
 fn a_command_that_never_ends_is_ended() {
     refused(
         &["-w", "env:A=1", "--blocks", "4", "--timeout", "300ms", "--", "sh", "-c", "sleep 100 & sleep 100"],
-        &["fails without any remedy", "time limit"],
+        &["fails without any remedy", "time limit", "for a server, add --load URL"],
     );
 }
 
@@ -472,7 +472,7 @@ fn options_without_effect_are_refused_before_any_run() {
             &["--load", "http://127.0.0.1:1/", "--timeout", "1s"],
             "--timeout has no effect on a server under --load",
         ),
-        (&["--first", "9"], "--first has no effect on a command that runs to its end"),
+        (&["--first", "9"], "--first is for a server: add --load URL"),
         (
             &["--load", "http://127.0.0.1:1/", "--first", "9", "--warm-up", "1s"],
             "--warm-up has no effect on a server under --load with --first",

@@ -1,7 +1,7 @@
 //! The remedies: what to change, what it is predicted to save, and how to try it.
 
 use super::super::escape::terminal;
-use super::super::layout::{columns, elide_end, shell_lines};
+use super::super::layout::{columns, elide_end};
 use super::ladder::{COLUMN, label};
 use super::page::{Ink, Page, bytes};
 use allocwall_diagnose::bill::Bill;
@@ -24,7 +24,7 @@ pub(super) fn brief(page: &mut Page, rec: &Recording, bill: &Bill, verdict: &Ver
     let entry = remedies::find(&first.remedy);
     head(page, &lead, Ink::Heading, first, &in_short(&gain(first, entry)));
     if let Some(line) = trial(rec, bill, first) {
-        page.command_after(&beside("try"), COLUMN + 6, &without_long_remark(page, line));
+        page.command_after(&beside("try"), COLUMN + 6, &line);
     }
     match first.is_command {
         true => page.command_after(&beside("apply"), COLUMN + 6, &first.how),
@@ -61,15 +61,6 @@ fn named_with_gain(remedy: &Prescription, gain: &str, room: usize) -> String {
 /// Without the reason why it is unknown, which the whole report has.
 fn in_short(gain: &str) -> String {
     gain.split_once(": ").map_or(gain, |(gain, _)| gain).to_owned()
-}
-
-/// A remark that would take a line of its own is left to the whole report.
-fn without_long_remark(page: &Page, line: ShellLine) -> ShellLine {
-    let column = COLUMN + 8;
-    let lines = shell_lines(&terminal(&line.command), page.width, column);
-    let last = lines.last().map_or(0, |last| columns(last)) + if lines.len() == 1 { column } else { 0 };
-    let fits = |remark: &String| last + columns("  # ") + columns(remark) <= page.width;
-    ShellLine { remark: line.remark.filter(fits), ..line }
 }
 
 /// Columns of a line in the brief report that is not wrapped on a usual terminal.

@@ -721,6 +721,9 @@ impl Trial<'_> {
         if let Some(failure) = ran.iter().take(BASELINES).find_map(|r| r.failure.clone()) {
             let less = match self.args.options.of_what() {
                 Of::Load => " (if the server can't answer so many requests: a lower --at or --rate)",
+                Of::Batch if failure.starts_with(batch::TOO_LONG) => {
+                    " (for a server, add --load URL; for a command that takes longer, --timeout TIME)"
+                }
                 Of::Batch | Of::First | Of::LoadCommand => "",
             };
             bail!("the command fails without any remedy: {failure}{less}");

@@ -226,6 +226,9 @@ impl Options {
             ));
         }
         let (option, kinds) = EFFECTIVE_IN.iter().find(has_none)?;
+        if kinds.iter().all(|kind| *kind == Of::First) {
+            return Some(format!("--{option} is for a server: add --load URL"));
+        }
         let title = |kind: &Of| match (of, kind) {
             (Of::First, Of::Load) => "a server under --load without --first",
             _ => kind.title(),
@@ -660,7 +663,7 @@ mod tests {
             ),
             (
                 &["--first", "9"],
-                "--first has no effect on a command that runs to its end: it is for a server under --load with --first",
+                "--first is for a server: add --load URL",
             ),
             (
                 &["--warm-up", "2s"],
