@@ -1,7 +1,8 @@
 """Builds the wheel (PEP 517): calls maturin's backend, after it has put the program `allocwall` into maturin's data folder.
 
 maturin builds either an extension or a program into a wheel. Here it builds the extension, and the program comes from the data
-folder under target/: the program in scripts/, which pip installs next to python, and the start files in platlib/.
+folder under target/: the program in scripts/, which pip installs next to python, the start files in platlib/, and manual pages and
+completions, which the program prints, in data/.
 """
 
 import json
@@ -19,6 +20,14 @@ _DATA = _ROOT / "target" / "wheel-data"
 
 # manylinux tags that maturin 1.16 knows, by glibc's minor version.
 _POLICIES = (17, 24, 26, 27, 28, 31, 34, 35, 36, 37, 38, 39, 40, 41, 42)
+
+
+# Completions below the prefix into which pip installs, by shell: where each shell looks for them in /usr/local.
+_COMPLETIONS = {
+    "bash": "share/bash-completion/completions/allocwall",
+    "zsh": "share/zsh/site-functions/_allocwall",
+    "fish": "share/fish/vendor_completions.d/allocwall.fish",
+}
 
 
 def get_requires_for_build_wheel(config_settings=None):
@@ -82,5 +91,10 @@ def _lay_out(program):
     target.parent.mkdir()
     # Line tables and names are four fifths of the file.
     subprocess.run(("strip", "-o", os.fspath(target), program), check=True, stdin=subprocess.DEVNULL)
+    prefix = _DATA / "data"
+    subprocess.run((target, "man", "--to", prefix / "share/man/man1"), check=True, stdin=subprocess.DEVNULL)
+    for shell, path in _COMPLETIONS.items():
+        (prefix / path).parent.mkdir(parents=True)
+        (prefix / path).write_bytes(subprocess.check_output((target, "completions", shell), stdin=subprocess.DEVNULL))
     # The names of symbol versions are in the string tables (ELF's .dynstr), also in those of embedded libraries.
     return max((int(minor) for minor in re.findall(rb"GLIBC_2\.(\d+)\0", target.read_bytes())), default=None)

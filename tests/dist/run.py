@@ -149,6 +149,8 @@ def of_wheel(machine, packages):
     preloads(machine, "/opt/venv/bin/allocwall")
     told = machine.run("/opt/venv/bin/python", "-c", "import allocwall, allocwall._native; print('loaded')")
     expect(told == "loaded\n", f"import allocwall: {told!r}")
+    pages = ("opt/venv/share/man/man1/allocwall.1", "opt/venv/share/man/man1/allocwall-diagnose.1")
+    documents(machine, "/opt/venv/bin/allocwall", *pages, "opt/venv/share/bash-completion/completions/allocwall")
     machine.run("/opt/venv/bin/pip", "uninstall", "--quiet", "--yes", "allocwall")
     absent(machine, "opt/venv/bin/allocwall")
 

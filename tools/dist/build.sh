@@ -28,6 +28,7 @@ command -v cargo-cyclonedx >/dev/null || {
     echo "installing: cargo-cyclonedx" >&2
     cargo install --quiet --locked --root "$tools" cargo-cyclonedx@0.5.9
 }
+command -v rustup >/dev/null || { echo "rustup is missing (https://rustup.rs): it installs the standard library of the other targets" >&2; exit 1; }
 rustup target add "$arch-unknown-linux-gnu" "$arch-unknown-linux-musl"
 
 # The compilers of the embedded libraries, in the build for musl. (In that for glibc, cargo-zigbuild sets its own.)

@@ -224,8 +224,8 @@ def deb(of, licences, epoch, out, quick):
     return path
 
 
-def wheel(source, content, zig, out):
-    """The wheel with this program in it: the one of an earlier `make wheel`, if its program is the same."""
+def wheel(source, content, zig, out, quick):
+    """The wheel with this program in it. `quick`: the one of an earlier `make wheel`, if its program is the same."""
 
     def made():
         for path in sorted((ROOT / "target" / "wheels").glob("*.whl")):
@@ -235,7 +235,7 @@ def wheel(source, content, zig, out):
                     return path
         return None
 
-    if not made():
+    if not (quick and made()):
         command = ("make", "--no-print-directory", "wheel", f"PROGRAM={source}", *([f"ZIG={zig}"] if zig else []))
         subprocess.run(command, cwd=ROOT, check=True, stdin=subprocess.DEVNULL, stdout=sys.stderr)
     if not (path := made()):
@@ -253,7 +253,7 @@ def pack(arguments, scratch):
     made = [
         tarball(of, "gnu", licences, epoch, out, arguments.quick),
         deb(of, licences, epoch, out, arguments.quick),
-        wheel(arguments.program, of.read(), arguments.zig, out),
+        wheel(arguments.program, of.read(), arguments.zig, out, arguments.quick),
     ]
     if arguments.static:
         static = program(arguments.static, scratch / "static", not arguments.quick)

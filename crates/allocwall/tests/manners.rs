@@ -262,6 +262,8 @@ fn completions_are_valid_and_have_no_hidden_verb() {
 fn manual_pages_are_made_of_every_shown_verb() {
     let page = told(&["man", "diagnose"]);
     assert!(page.contains(".TH") && page.contains("cgroup"), "{page}");
+    let footer = concat!("\"allocwall ", env!("CARGO_PKG_VERSION"), "\"");
+    assert!(page.lines().any(|line| line.starts_with(".TH") && line.contains(footer)), "{page}");
     assert!(told(&["man"]).contains("trial"));
     assert!(refused(&["man", "diagnoze"], 2).contains("nearest: diagnose"));
     let place = folder();

@@ -5,7 +5,8 @@ use crate::printer::Printer;
 use allocwall_model::catalogue::nearest::hint;
 use anyhow::Context;
 use clap_mangen::Man;
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 #[derive(clap::Args)]
@@ -19,14 +20,16 @@ pub struct Args {
     to: Option<PathBuf>,
 }
 
-pub fn run(args: Args, mut shown: clap::Command, printer: &Printer) -> anyhow::Result<ExitCode> {
+pub fn run(args: Args, shown: clap::Command, printer: &Printer) -> anyhow::Result<ExitCode> {
+    let mut shown = shown.disable_help_subcommand(true);
+    // Gives each verb its full name.
+    shown.build();
+    let source = format!("{} {}", shown.get_name(), shown.get_version().unwrap_or_default());
     if let Some(folder) = &args.to {
-        let written = std::fs::create_dir_all(folder).and_then(|()| clap_mangen::generate_to(shown, folder));
+        let written = std::fs::create_dir_all(folder).and_then(|()| write_all(&shown, &source, folder));
         written.with_context(|| format!("cannot write the pages to {}", folder.display()))?;
         return Ok(ExitCode::SUCCESS);
     }
-    // Gives each verb its full name.
-    shown.build();
     let mut command = &shown;
     for verb in &args.verb {
         command = command.find_subcommand(verb).ok_or_else(|| {
@@ -34,8 +37,18 @@ pub fn run(args: Args, mut shown: clap::Command, printer: &Printer) -> anyhow::R
             usage(format!("{} has no verb {verb}{near}", command.get_name()))
         })?;
     }
-    let mut page = Vec::new();
-    Man::new(command.clone()).render(&mut page).context("cannot write a manual page")?;
-    printer.bytes(&page)?;
+    let mut text = Vec::new();
+    page(command, &source).render(&mut text).context("cannot write a manual page")?;
+    printer.bytes(&text)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The page of a verb names the program and its version too.
+fn page(command: &clap::Command, source: &str) -> Man {
+    Man::new(command.clone()).source(source).manual("allocwall")
+}
+
+fn write_all(command: &clap::Command, source: &str, folder: &Path) -> io::Result<()> {
+    page(command, source).generate_to(folder)?;
+    command.get_subcommands().try_for_each(|verb| write_all(verb, source, folder))
 }
