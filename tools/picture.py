@@ -1,30 +1,38 @@
 #!/usr/bin/env python3
-"""Makes a picture of the page of a recording: picture.py BINARY RECORDING OUT.png
+"""Makes a picture of a page: of a recording or a saved trial, from its top or from one section on.
 
-It shows the top of the page, 1,000 pixels wide, in light colours. Chromium draws it."""
+    picture.py BINARY FILE OUT.png
+    picture.py BINARY FILE OUT.png --section timeline --height 620
 
+It is 1,000 pixels wide, in light colours. Chromium draws it."""
+
+import argparse
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-WIDTH, HEIGHT = 1000, 1000
+WIDTH = 1000
 
 
 def main():
-    if len(sys.argv) != 4:
-        sys.exit(__doc__)
-    binary, recording, out = sys.argv[1:]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("binary")
+    parser.add_argument("file")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--section", help="the id of the section's heading")
+    parser.add_argument("--height", type=int, default=1000, help="pixels")
+    args = parser.parse_args()
     subprocess.run([Path(__file__).parent / "need.sh", "chromium=chromium", "pngquant=pngquant"], check=True)
     with tempfile.TemporaryDirectory() as folder:
         page, picture = Path(folder, "page.html"), Path(folder, "picture.png")
-        subprocess.run([binary, "report", recording, "--format", "html", "-o", page], check=True)
+        subprocess.run([args.binary, "report", args.file, "--format", "html", "-o", page], check=True)
         chromium = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder}/chromium"]
-        size = [f"--window-size={WIDTH},{HEIGHT}", f"--screenshot={picture}"]
-        subprocess.run([*chromium, *size, page.as_uri()], check=True, stderr=subprocess.DEVNULL)
+        size = [f"--window-size={WIDTH},{args.height}", f"--screenshot={picture}"]
+        address = page.as_uri() + (f"#{args.section}" if args.section else "")
+        subprocess.run([*chromium, *size, address], check=True, stderr=subprocess.DEVNULL)
         # Few colours make a small file.
-        subprocess.run(["pngquant", "--force", "--nofs", "--strip", "--output", out, "32", picture], check=True)
-    print(f"{out}: {Path(out).stat().st_size // 1000} kB")
+        subprocess.run(["pngquant", "--force", "--nofs", "--strip", "--output", args.out, "32", picture], check=True)
+    print(f"{args.out}: {args.out.stat().st_size // 1000} kB")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 //! untouched costs less than its replay), all blocks of one size class have one size, and blocks end independently of one another,
 //! unless the exact counters show that a thread frees many of them together.
 
-use crate::allocations::{BANDS, CLASSES, Counted, CountedProcess, End, Life, Samples, ThreadCount};
+use crate::allocations::{BANDS, CLASSES, Calls, Counted, CountedProcess, End, Life, Samples, ThreadCount};
 use crate::allocations::{age_bounds, band_of, band_sizes, class_sizes};
 use crate::units::{Absence, Interval, Measured, Reason};
 use serde::{Deserialize, Serialize};
@@ -197,8 +197,8 @@ impl Mix {
         if sizes.is_empty() || fates.is_empty() {
             return Err(too_little("the sizes or lifetimes of the counted blocks are not known"));
         }
-        let [resized_from, resized_to] =
-            [sums.shares(Band::resized_from), sums.shares(|band| band.resized_to)];
+        let resized_to = sums.shares(|band| band.resized_to);
+        let resized_from = resized_from(&calls, &sizes, &fates, &resized_to);
         let batch = batch(main, &lanes, in_use(&sizes, &fates));
         let one_at_a_time = lanes.len() == 1 && one_at_a_time(main);
         let kept = if grows { Vec::new() } else { sums.kept(&sizes, sampled.len()) };
@@ -302,12 +302,6 @@ struct Band {
     ended: Vec<(u8, End, f64)>,
 }
 
-impl Band {
-    fn resized_from(&self) -> f64 {
-        self.ended.iter().filter(|(_, end, _)| *end == End::Resized).map(|(.., blocks)| blocks).sum()
-    }
-}
-
 /// All processes together.
 struct Sums(Vec<Band>);
 
@@ -398,6 +392,33 @@ fn sizes(classes: &[u64], bytes: u64) -> Vec<(u64, f64)> {
     let room: f64 = used().map(|(ends, count)| width(ends) * count).sum();
     let place = if room > 0.0 { ((bytes as f64 - least) / room).clamp(0.0, 1.0) } else { 1.0 };
     used().map(|(ends, count)| (ends.0 + (width(ends) * place).round() as u64, count / all)).collect()
+}
+
+/// The blocks that realloc changes, by band of their old sizes: of those that began with this size and those that realloc gave it, the part
+/// that ends so. Both numbers are exact. Counted by samples, small blocks that grow to large ones would be too few or none, as they are
+/// seldom sampled; the steps between old and new sizes would have the wrong length.
+fn resized_from(
+    calls: &Calls,
+    sizes: &[(u64, f64)],
+    fates: &[Fates],
+    resized_to: &[(u8, f64)],
+) -> Vec<(u8, f64)> {
+    let mut blocks = vec![0.0; BANDS];
+    for (size, share) in sizes {
+        blocks[band_of(*size)] += share * calls.allocations() as f64;
+    }
+    for (band, share) in resized_to {
+        blocks[usize::from(*band)] += share * calls.reallocs() as f64;
+    }
+    let resized = |band: usize| -> f64 {
+        let nearest = fates.iter().min_by_key(|one| usize::from(one.band).abs_diff(band));
+        let ends = nearest.into_iter().flat_map(|one| &one.fates);
+        ends.filter(|fate| fate.end == Some(End::Resized)).map(|fate| fate.share).sum()
+    };
+    let parts = blocks.iter().enumerate().map(|(band, blocks)| (band as u8, blocks * resized(band)));
+    let parts: Vec<(u8, f64)> = parts.filter(|(_, part)| *part > 0.0).collect();
+    let all: f64 = parts.iter().map(|(_, part)| part).sum();
+    parts.into_iter().map(|(band, part)| (band, part / all)).collect()
 }
 
 /// The threads of a process with their shares. `elsewhere`: some blocks are freed by another thread.
@@ -612,11 +633,37 @@ mod tests {
         let start = band(4096, 1000.0, &[(1000, End::Resized, 150.0), (1000, End::Freed, 850.0)]);
         let mut larger = band(16_384, 0.0, &[(1000, End::Freed, 100.0)]);
         larger.resized = 100.0;
-        let mix = Mix::of(&program(&[(4096, 1000)], vec![start, grown, larger])).unwrap();
+        let mut counted = program(&[(4096, 1000)], vec![start, grown, larger]);
+        counted.processes[0].calls.in_place = 200;
+        let mix = Mix::of(&counted).unwrap();
         assert_eq!(mix.resized_from, [(8, 0.75), (9, 0.25)]);
         assert_eq!(mix.resized_to, [(9, 0.5), (10, 0.5)]);
         let shares: Vec<f64> = mix.fates[0].fates.iter().map(|fate| fate.share).collect();
         assert_eq!(shares, [0.15, 0.85]);
+    }
+
+    /// 1,000 blocks of 4 KiB grow to 512 KiB and more in 15 steps. No sample is of the 4 KiB.
+    #[test]
+    fn the_sizes_before_realloc_rest_on_exact_counts() {
+        let grown = |size: u64, blocks: f64, end: End| BandLives {
+            resized: blocks,
+            ..band(size, 0.0, &[(1000, end, blocks)])
+        };
+        let bands = vec![
+            grown(64 << 10, 7000.0, End::Resized),
+            grown(512 << 10, 7000.0, End::Resized),
+            grown(1 << 20, 1000.0, End::Freed),
+        ];
+        let mut counted = program(&[(4096, 1000)], bands);
+        counted.processes[0].calls.in_place = 15_000;
+        let mix = Mix::of(&counted).unwrap();
+        let [(start, share), ..] = mix.resized_from[..] else { panic!("{:?}", mix.resized_from) };
+        assert!(start == 8 && (share - 1.0 / 15.0).abs() < 1e-9, "{:?}", mix.resized_from);
+        // Few of them are resized: the twin of the same sizes whose small blocks are sampled, and end.
+        let kept = band(4096, 1000.0, &[(1000, End::Freed, 1000.0)]);
+        counted.processes[0].samples.as_mut().expect("set").lives.bands.insert(0, kept);
+        let mix = Mix::of(&counted).unwrap();
+        assert!(mix.resized_from.iter().all(|(band, _)| *band > 8), "{:?}", mix.resized_from);
     }
 
     #[test]

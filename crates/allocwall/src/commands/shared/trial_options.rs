@@ -661,10 +661,7 @@ mod tests {
                 &["--load", URL, "--first", "9", "--rate", "5"][..],
                 "--rate has no effect on a server under --load with --first: it is for a server under --load without --first",
             ),
-            (
-                &["--first", "9"],
-                "--first is for a server: add --load URL",
-            ),
+            (&["--first", "9"], "--first is for a server: add --load URL"),
             (
                 &["--warm-up", "2s"],
                 "--warm-up 2s has no effect on a command that runs to its end: give a number of runs, for example --warm-up 3",
