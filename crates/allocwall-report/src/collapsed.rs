@@ -155,7 +155,10 @@ impl<'a> Names<'a> {
         let sampled: BTreeSet<i32> = rec.samples.iter().map(|sample| sample.pid).collect();
         let mut namesakes = HashMap::new();
         for pid in sampled {
-            *namesakes.entry(*processes.get(&pid).unwrap_or(&UNKNOWN)).or_default() += 1;
+            // Those without a name may be different programs.
+            if let Some(name) = processes.get(&pid) {
+                *namesakes.entry(*name).or_default() += 1;
+            }
         }
         let threads = rec.threads.iter().map(|t| ((t.pid, t.tid), &*t.comm));
         Names {
@@ -326,6 +329,9 @@ mod tests {
         // The twin: another program.
         rec.processes[1].comm = "sh".into();
         assert_eq!(roots(&rec), ["python3 (pid 4242)", "sh (pid 4300)"]);
+        // Without names, nobody knows whether they are one program.
+        rec.processes.clear();
+        assert_eq!(roots(&rec), ["[unknown] (pid 4242)", "[unknown] (pid 4300)"]);
     }
 
     #[test]

@@ -50,7 +50,9 @@ fn which(Tried { outcome, failed, file }: &Tried) -> Markup {
 fn one(case: &Case, remedy: &Prescription) -> Markup {
     let tried = case.tried.and_then(|tried| tried.as_ref().ok()).map(|tried| &tried.outcome);
     let compared = tried.map_or_else(Vec::new, |outcome| compared(outcome, &remedy.remedy));
-    let measured = tried.and_then(|outcome| saved(outcome, &compared));
+    let cpu = tried.and_then(|outcome| compared.iter().find(|c| is_of_cpu(outcome, c)));
+    let predicted = remedy.gain.or(cpu.and_then(|c| c.predicted).map(saved));
+    let measured = cpu.and_then(|c| c.effect.as_ref().ok().copied()).map(saved);
     let entry = find(&remedy.remedy);
     let rows = [
         ("why", &remedy.basis),
@@ -62,7 +64,7 @@ fn one(case: &Case, remedy: &Prescription) -> Markup {
     html! {
         h3 { (remedy.title) }
         p { strong { (text::gain(remedy, entry)) } " · " (text::restart(remedy.restart, entry)) }
-        @if remedy.gain.is_some() || measured.is_some() { (gains(remedy.gain, measured)) }
+        @if predicted.is_some() || measured.is_some() { (gains(predicted, measured)) }
         @if let Some(outcome) = tried { (measurements(outcome, &compared, remedy)) }
         @match remedy.is_command {
             true => { (command(&remedy.how)) }
@@ -89,10 +91,9 @@ fn is_of_cpu(outcome: &TrialResult, c: &Comparison) -> bool {
     outcome.metric(&c.metric).is_some_and(predict::is_cpu_time)
 }
 
-/// The measured change of CPU time as a saving.
-fn saved(outcome: &TrialResult, compared: &[Comparison]) -> Option<Interval> {
-    let change = compared.iter().find(|c| is_of_cpu(outcome, c))?.effect.as_ref().ok()?;
-    Some(Interval::new(-change.high, -change.point, -change.low))
+/// A change of CPU time as a saving.
+fn saved(change: Interval) -> Interval {
+    Interval::new(-change.high, -change.point, -change.low)
 }
 
 fn measurements(outcome: &TrialResult, compared: &[Comparison], remedy: &Prescription) -> Markup {
@@ -194,14 +195,14 @@ mod tests {
         let key = sketches::first_touch().verdict.remedies[0].remedy.clone();
         let page = remedies_of(Some(&Ok(tried(&[(&key, 0.35)]))));
         for part in [
-            "allocwall report &#39;/state/a b.trial&#39;",
+            "allocwall report '/state/a b.trial'",
             "12 of 12 planned blocks",
             "class=\"predicted\"",
             "class=\"effect\"",
             "CPU time",
             "better",
-            "−35.",
-            "−58.0 to −41.0 %",
+            "-34.8 %",
+            "-58.0 to -41.0 %",
             "Not tried: no such library",
         ] {
             assert!(page.contains(part), "{part}: {page}");
@@ -225,6 +226,9 @@ mod tests {
         let key = sketches::first_touch().verdict.remedies[0].remedy.clone();
         let early = Tried { failed: Some("every run fails".into()), ..tried(&[(&key, 0.35)]) };
         let page = remedies_of(Some(&Ok(early)));
-        assert!(page.contains("stopped early: every run fails") && page.contains("class=\"effect\""), "{page}");
+        assert!(
+            page.contains("stopped early: every run fails") && page.contains("class=\"effect\""),
+            "{page}"
+        );
     }
 }
