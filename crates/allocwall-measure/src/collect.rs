@@ -94,9 +94,10 @@ pub struct Collector {
     pub narrow_samples: u64,
 }
 
-/// How much of each list is already in batches.
+/// How much of each list is already in the recording.
 #[derive(Default)]
 struct Shipped {
+    modules: usize,
     frames: usize,
     stacks: usize,
     samples: usize,
@@ -483,6 +484,14 @@ impl Collector {
         self.family.free_images();
     }
 
+    /// The modules since the last call. Those of a batch are known when it was made.
+    pub fn new_modules(&mut self) -> Vec<Module> {
+        let modules = self.family.modules.list();
+        let new = modules[self.shipped.modules..].to_vec();
+        self.shipped.modules = modules.len();
+        new
+    }
+
     /// The data since the last batch.
     pub fn batch(&mut self) -> crate::file::Batch {
         self.let_go(clock::monotonic_ns());
@@ -495,6 +504,7 @@ impl Collector {
             ..Default::default()
         };
         self.shipped = Shipped {
+            modules: self.shipped.modules,
             frames: self.table.frames.list.len(),
             stacks: self.table.stacks.list.len(),
             samples: self.samples.len(),

@@ -42,6 +42,7 @@ const MEMORY_LIMIT: usize = 384 << 20;
 const PARTS_LIMIT: usize = 100_000;
 /// The most items of each kind, above what the recorder keeps.
 const SAMPLES_LIMIT: usize = 2_000_000;
+const MODULES_LIMIT: usize = 1 << 13;
 const PROCESSES_LIMIT: usize = 1 << 16;
 const THREADS_LIMIT: usize = 1 << 20;
 const FAULT_SLICES_LIMIT: usize = 4096;
@@ -64,6 +65,9 @@ pub enum Part {
     Priced(Box<Measured<PriceList>>),
     /// Comes before the tail.
     SmapsCost(SmapsCost),
+    /// Comes before the first batch that refers to them: follow the modules of the head and of such parts before. The `Tail` replaces
+    /// all.
+    Modules(#[serde(deserialize_with = "allocwall_model::room::charged")] Vec<Module>),
 }
 
 /// The data that is known when the window opens.
@@ -371,6 +375,7 @@ fn decode_parts(bytes: &[u8]) -> std::result::Result<Recording, String> {
     let mut batches: Vec<Batch> = Vec::new();
     let (mut devices, mut counted, mut replayed, mut priced) = (None, None, None, None);
     let mut smaps_cost = None;
+    let mut modules = Vec::new();
     let mut tail = None;
     let mut parts = 0;
     while !rest.is_empty() {
@@ -406,13 +411,15 @@ fn decode_parts(bytes: &[u8]) -> std::result::Result<Recording, String> {
             Part::SmapsCost(part) if head.is_some() && tail.is_none() && smaps_cost.is_none() => {
                 smaps_cost = Some(part);
             }
+            Part::Modules(part) if head.is_some() && tail.is_none() => modules.extend(part),
             Part::Tail(part) if head.is_some() && tail.is_none() => tail = Some(*part),
             Part::Replayed(part) if tail.is_some() && replayed.is_none() => replayed = Some(*part),
             Part::Priced(part) if tail.is_some() && priced.is_none() => priced = Some(*part),
             _ => return Err(format!("part {parts} is out of order")),
         }
     }
-    let head = head.ok_or("it has a header but no data")?;
+    let mut head: Head = head.ok_or("it has a header but no data")?;
+    head.modules.extend(modules);
     let mut recording = assemble(head, batches, devices, counted, tail)?;
     recording.replayed = replayed.unwrap_or_else(|| Err(not_replayed()));
     if let Some(cost) = smaps_cost {
@@ -519,6 +526,11 @@ fn assemble(
         recording.python.extend(batch.python);
     }
     let Some(tail) = tail else {
+        // Without a tail, older recordings have only the modules of the head.
+        let modules = recording.modules.len();
+        for frame in &mut recording.frames {
+            frame.module = frame.module.filter(|module| (*module as usize) < modules);
+        }
         recording.meta.ended = Ended::CutOff;
         let last = recording.ticks.last().map_or(0, |t| t.t_ns);
         recording.meta.window_ns = recording.samples.iter().map(|s| s.t_ns).max().unwrap_or(0).max(last);
@@ -568,6 +580,7 @@ fn validate(r: &Recording) -> std::result::Result<(), String> {
     };
     few(r.processes.len() <= PROCESSES_LIMIT, "processes")?;
     few(r.processes.iter().all(|p| p.cmdline.len() <= CMDLINE_WORDS), "words in a command line")?;
+    few(r.modules.len() <= MODULES_LIMIT, "modules")?;
     few(r.threads.len() <= THREADS_LIMIT, "threads")?;
     few(r.samples.len() <= SAMPLES_LIMIT && r.waits.len() <= SAMPLES_LIMIT, "samples")?;
     few(r.stacks.iter().all(|s| s.frames.len() <= STACK_DEPTH), "frames in a stack")?;

@@ -18,6 +18,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Maximum number of frames that are kept, nearest to the leaf.
 const DEEPEST: usize = 512;
+/// In place of the name of a process.
+const UNKNOWN: &str = "[unknown]";
 /// A Python stack with so many frames is cut ([`PythonSample::frames`]).
 const PYTHON_DEEPEST: usize = 16;
 
@@ -137,6 +139,8 @@ impl<'a> Group<'a> {
 /// Index of the names of processes and threads.
 pub(super) struct Names<'a> {
     rec: &'a Recording,
+    /// The number of sampled processes with each name.
+    namesakes: HashMap<&'a str, usize>,
     processes: HashMap<i32, &'a str>,
     threads: HashMap<(i32, i32), &'a str>,
     /// The name of each frame, made safe.
@@ -147,11 +151,20 @@ pub(super) struct Names<'a> {
 
 impl<'a> Names<'a> {
     pub(super) fn of(rec: &'a Recording) -> Names<'a> {
-        let processes = rec.processes.iter().map(|p| (p.pid, &*p.comm));
+        let processes: HashMap<i32, &str> = rec.processes.iter().map(|p| (p.pid, &*p.comm)).collect();
+        let sampled: BTreeSet<i32> = rec.samples.iter().map(|sample| sample.pid).collect();
+        let mut namesakes = HashMap::new();
+        for pid in sampled {
+            // Those without a name may be different programs.
+            if let Some(name) = processes.get(&pid) {
+                *namesakes.entry(*name).or_default() += 1;
+            }
+        }
         let threads = rec.threads.iter().map(|t| ((t.pid, t.tid), &*t.comm));
         Names {
             rec,
-            processes: processes.collect(),
+            namesakes,
+            processes,
             threads: threads.collect(),
             frames: rec.frames.iter().map(|frame| name(module(rec, frame), frame)).collect(),
             loops: if rec.python.is_empty() { vec![] } else { rec.frames.iter().map(is_loop).collect() },
@@ -161,8 +174,13 @@ impl<'a> Names<'a> {
     /// Names of one sample's frames, root first, made safe for the format.
     pub(super) fn frames(&self, place: Place<'a>) -> Vec<String> {
         let (pid, tid, ..) = place;
-        let comm = *self.processes.get(&pid).unwrap_or(&"[unknown]");
-        let mut names = vec![safe(&format!("{comm} (pid {pid})"))];
+        let comm = *self.processes.get(&pid).unwrap_or(&UNKNOWN);
+        // Workers of one program are one box: the same code in each of them is shown once.
+        let which = match self.namesakes.get(comm) {
+            Some(processes) if *processes > 1 => format!("{processes} processes"),
+            _ => format!("pid {pid}"),
+        };
+        let mut names = vec![safe(&format!("{comm} ({which})"))];
         let thread = self.threads.get(&(pid, tid));
         names.extend(thread.filter(|name| **name != comm).map(|name| safe(name)));
         names.extend(self.levels(place).into_iter().rev().map(|level| match level {
@@ -218,7 +236,7 @@ impl<'a> Names<'a> {
 
     /// The name of a process, made safe.
     pub(super) fn process(&self, pid: i32) -> String {
-        safe(self.processes.get(&pid).unwrap_or(&"[unknown]"))
+        safe(self.processes.get(&pid).unwrap_or(&UNKNOWN))
     }
 
     /// The name of a thread, made safe; that of its process if it has none.
@@ -278,13 +296,42 @@ pub(crate) fn safe(name: &str) -> String {
 mod tests {
     use super::super::sketches;
     use super::*;
-    use allocwall_model::recording::ThreadTimes;
+    use allocwall_model::recording::{Process, ThreadTimes};
     use proptest::prelude::*;
 
     #[test]
     fn stacks_read_root_first_with_the_kernel_marked() {
         let case = sketches::first_touch();
         insta::assert_snapshot!(stacks(&case.rec));
+    }
+
+    #[test]
+    fn processes_with_one_name_are_one_box() {
+        let mut rec = sketches::first_touch().rec;
+        let roots = |rec: &Recording| {
+            let text = stacks(rec);
+            let roots = text.lines().filter_map(|line| line.split(';').next());
+            roots.map(str::to_owned).collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>()
+        };
+        let one = roots(&rec);
+        assert_eq!(one, ["python3 (pid 4242)"]);
+        let worker = Process { pid: 4300, ..rec.processes[0].clone() };
+        rec.processes.push(worker);
+        assert_eq!(roots(&rec), one, "a process without samples");
+        let all = stacks(&rec).lines().count();
+        let twice: Vec<CpuSample> =
+            rec.samples.iter().map(|sample| CpuSample { pid: 4300, ..*sample }).collect();
+        rec.samples.extend(twice);
+        assert_eq!(
+            (roots(&rec), stacks(&rec).lines().count()),
+            (vec!["python3 (2 processes)".to_owned()], all)
+        );
+        // The twin: another program.
+        rec.processes[1].comm = "sh".into();
+        assert_eq!(roots(&rec), ["python3 (pid 4242)", "sh (pid 4300)"]);
+        // Without names, nobody knows whether they are one program.
+        rec.processes.clear();
+        assert_eq!(roots(&rec), ["[unknown] (pid 4242)", "[unknown] (pid 4300)"]);
     }
 
     #[test]

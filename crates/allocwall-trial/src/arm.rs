@@ -23,6 +23,8 @@ pub struct Refusal(pub String, pub Cause);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
+    /// A tunable that the program's C library doesn't have, or a value that it doesn't take.
+    Usage,
     /// No machine could do it: a wrong name or value, or a remedy for another kind of program.
     Asked,
     /// This machine, or the interpreter, lacks something that can be installed or switched on. Other arms can still be tried.

@@ -34,14 +34,15 @@ pub fn of(recording: &Recording, bill: &Bill, arm: &Arm, metrics: &[Metric]) -> 
     let one_thread = bill.rates.threads_peak == 1 && cpus >= BUSY;
     metrics
         .iter()
-        .filter(|metric| {
-            let key = metric.key.as_str();
-            let cpu =
-                key == "cpu_s" || (key.starts_with("cpu_per_request_s") && metric.unit == Unit::Seconds);
-            cpu || (key == "wall_s" && one_thread)
-        })
+        .filter(|metric| is_cpu_time(metric) || (metric.key == "wall_s" && one_thread))
         .map(|metric| (metric.key.clone(), change))
         .collect()
+}
+
+/// Whether a metric is the CPU time that predictions are about.
+pub fn is_cpu_time(metric: &Metric) -> bool {
+    let key = metric.key.as_str();
+    key == "cpu_s" || (key.starts_with("cpu_per_request_s") && metric.unit == Unit::Seconds)
 }
 
 /// How the counted calls are replayed for an arm: one remedy that is another allocator, or a setting of malloc. `env`: what the

@@ -355,9 +355,12 @@ fn fail_on_applies_if_there_is_nothing_to_verify() {
         assert!(talk(&output).contains("nothing to verify"), "{}", talk(&output));
         output.status.code()
     };
+    let page = folder.path().join("page.html");
+    assert_eq!(verify(&["-o", path(&page)]), Some(0));
+    let page = fs::read_to_string(page).unwrap();
+    assert!(page.contains("no offered remedy can be applied"), "{page}");
     let status = verify(&["--fail-on", "wall", "-o", file]);
     assert_eq!(status, tool(&["diagnose", file, "--fail-on", "wall"]).status.code());
-    assert_eq!(verify(&[]), Some(0));
 }
 
 #[test]
@@ -483,6 +486,54 @@ fn the_recording_of_a_killed_diagnosis_can_be_reported() {
     assert!(!data(&all).contains("CONFIG_SCHED_INFO"), "{}", data(&all));
 }
 
+/// Loads libraries while it is recorded, and computes in them.
+const LOADS_LATE: &str = "
+import time
+def busy(seconds, work):
+    end = time.process_time() + seconds
+    while time.process_time() < end: work()
+busy(.8, lambda: sum(range(1000)))
+import ctypes, ssl, _decimal
+number = _decimal.Decimal(2)
+busy(60, lambda: [number.sqrt() for _ in range(100)])
+";
+
+#[test]
+fn the_recording_of_a_launched_command_can_be_reported_wherever_it_is_cut_off() {
+    const PYTHON: &str = "/usr/bin/python3";
+    if !Path::new(PYTHON).exists() {
+        return println!("skipped: no {PYTHON}");
+    }
+    let place = folder();
+    let [killed, whole, cut] = ["killed", "whole", "cut"].map(|name| place.path().join(name));
+    let target = ["--", PYTHON, "-c", LOADS_LATE];
+    let arguments = [&["diagnose", "-d", "50", "-o", path(&killed)], &target[..]].concat();
+    let mut tool = Running(command(place.path(), &arguments).spawn().unwrap());
+    std::thread::sleep(Duration::from_millis(4500));
+    tool.0.kill().unwrap();
+    tool.0.wait().unwrap();
+    let text = self::tool(&["diagnose", path(&killed)]);
+    assert_diagnosed(&text);
+    assert!(data(&text).contains("cut off"), "{}", data(&text));
+    // What was loaded last is known too. Without a tail, stacks have only their innermost function.
+    let stacks = data(&self::tool(&["report", path(&killed), "--format", "collapsed"]));
+    assert!(stacks.contains("[_decimal") || stacks.contains("[libmpdec"), "{stacks}");
+
+    let arguments = [&["diagnose", "-d", "2", "-o", path(&whole)], &target[..]].concat();
+    assert_diagnosed(&finish(command(place.path(), &arguments)));
+    let bytes = fs::read(&whole).unwrap();
+    let mut reported = 0;
+    for length in (1..24).map(|nth| bytes.len() * nth / 24).chain([bytes.len() - 1]) {
+        fs::write(&cut, &bytes[..length]).unwrap();
+        let output = self::tool(&["report", path(&cut)]);
+        match output.status.code() {
+            Some(0) => reported += 1,
+            _ => assert_refused(&output, 1, "cut off inside its first part"),
+        }
+    }
+    assert!(reported > 12, "{reported} of 24 were read");
+}
+
 #[test]
 fn files_that_are_not_recordings() {
     let (place, target) = (folder(), Running::busy());
@@ -512,6 +563,11 @@ fn files_that_are_not_recordings() {
     }
     refused(&["report", path(place.path())], 1, "directory");
     refused(&["report", "/nonexistent"], 1, "(os error 2)");
+    refused(
+        &["diagnose", "no-such-name"],
+        1,
+        "there is no recording no-such-name; a process is given with -p PID",
+    );
     // An endless file is rejected by its first bytes, so 64 MiB of address space are enough.
     let mut endless = Command::new("sh");
     endless

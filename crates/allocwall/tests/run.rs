@@ -290,8 +290,9 @@ fn errors_are_one_line() {
     if !glibc_here() {
         println!("skipped in part: no glibc here");
     } else {
-        refused(&["run", "--with", "glibc:perturb=256", "--", "true"], 1, "0 to 255");
-        refused(&["run", "--with", "glibc:arena_mx=2", "--", "true"], 1, "nearest: arena_max");
+        refused(&["run", "--with", "glibc:perturb=256", "--", "true"], 2, "0 to 255");
+        refused(&["run", "--with", "glibc:arena_max=0x", "--", "true"], 2, "is not a size");
+        refused(&["run", "--with", "glibc:arena_mx=2", "--", "true"], 2, "nearest: arena_max");
     }
     if !Path::new("/usr/bin/su").exists() {
         println!("skipped in part: no /usr/bin/su");

@@ -274,8 +274,8 @@ fn arms_that_cannot_be_applied() {
     if !glibc.is_ok_and(|output| output.status.success()) {
         return println!("skipped in part: no glibc here");
     }
-    refused("glibc:perturb=256", &["perturb=256", "0 to 255"]);
-    refused("glibc:arena_mx=2", &["arena_mx", "nearest: arena_max"]);
+    misused("glibc:perturb=256", &["perturb=256", "0 to 255"]);
+    misused("glibc:arena_mx=2", &["arena_mx", "nearest: arena_max"]);
 }
 
 #[test]

@@ -42,19 +42,23 @@ fn head() -> Head {
         host: facts::Machine::live().facts(),
         cgroup: Some("/group".into()),
         processes: vec![process()],
-        modules: vec![Module {
-            path: "[kernel]".into(),
-            build_id: None,
-            role: ModuleRole::Kernel,
-            malloc_ranges: vec![],
-            has_symbols: true,
-        }],
+        modules: vec![Module { role: ModuleRole::Kernel, ..module("[kernel]") }],
         prices: Ok(PriceList {
             measured_unix_s: 1,
             machine: "m".into(),
             prices: vec![Price { name: "syscall".into(), ns: Interval::new(1.0, 2.0, 3.0), repetitions: 9 }],
             absent: vec![],
         }),
+    }
+}
+
+fn module(path: &str) -> Module {
+    Module {
+        path: path.into(),
+        build_id: None,
+        role: ModuleRole::Other,
+        malloc_ranges: vec![],
+        has_symbols: true,
     }
 }
 
@@ -225,6 +229,7 @@ fn bytes(parts: &[Part]) -> Vec<u8> {
 fn whole() -> Vec<u8> {
     bytes(&[
         Part::Head(Box::new(head())),
+        Part::Modules(vec![module("libssl.so.3")]),
         Part::Batch(Box::new(batch())),
         Part::Devices(Box::new(devices())),
         Part::SmapsCost(SmapsCost { reads: 3, ns: 4 }),
@@ -374,9 +379,47 @@ fn a_truncated_file_is_a_partial_recording_or_an_error() {
         }
         let cut = cut.unwrap_or_else(|e| panic!("{length} of {}: {e}", whole.len()));
         assert_eq!(cut.meta.ended, Ended::CutOff, "{length}");
-        assert_eq!(cut.samples.len(), usize::from(length >= ends[2]), "{length}");
+        assert_eq!(cut.samples.len(), usize::from(length >= ends[3]), "{length}");
         assert!(cut.probe(ProbeName::Tail).is_some() && cut.heap.is_err() && cut.resident.is_err());
     }
+}
+
+#[test]
+fn a_cut_off_recording_has_the_modules_that_were_loaded_after_its_head() {
+    let late = |place: u32| {
+        let frame = Frame { module: Some(place), ..frame("leaf") };
+        Part::Batch(Box::new(Batch { frames: vec![frame], ..batch() }))
+    };
+    let h = || Part::Head(Box::new(head()));
+    let m = |path: &str| Part::Modules(vec![module(path)]);
+    let module_of = |parts: &[Part]| {
+        let r = decoded(&bytes(parts)).unwrap();
+        assert_eq!((r.meta.ended, r.samples.len()), (Ended::CutOff, 1));
+        r.frames[0].module.map(|module| r.modules[module as usize].path.clone())
+    };
+    let parts = |place| [h(), m("first"), m("second"), late(place)];
+    assert_eq!([1, 2].map(|n| module_of(&parts(n))), [Some("first".into()), Some("second".into())]);
+    // Older recordings have no such parts.
+    assert_eq!((module_of(&[h(), late(0)]), module_of(&[h(), late(1)])), (Some("[kernel]".into()), None));
+    // The twin: a whole recording has all its modules in the tail, and another index is wrong.
+    let whole = |place: u32| {
+        let mut tail = tail();
+        tail.frames[0].module = Some(place);
+        decoded(&bytes(&[h(), m("first"), late(1), Part::Tail(Box::new(tail))])).map(|r| r.modules.len())
+    };
+    assert_eq!(whole(0), Ok(1));
+    assert!(whole(1).unwrap_err().contains("frames"));
+}
+
+#[test]
+fn modules_are_limited_in_all_parts_together() {
+    let with = |last: usize| {
+        let parts = [MODULES_LIMIT - 100 - 1, 100 + last].map(|n| Part::Modules(vec![module("m"); n]));
+        let parts: Vec<Part> = [Part::Head(Box::new(head()))].into_iter().chain(parts).collect();
+        decoded(&bytes(&parts)).map(|r| r.modules.len())
+    };
+    assert_eq!(with(0), Ok(MODULES_LIMIT));
+    assert!(with(1).unwrap_err().contains("more modules"));
 }
 
 #[test]
@@ -418,6 +461,7 @@ fn parts_out_of_order_are_refused() {
     let c = || Part::Counted(Box::new(Err(not_counted())));
     let r = || Part::Replayed(Box::new(Err(not_replayed())));
     let p = || Part::Priced(Box::new(Err(Absence::new(Reason::NotFound, "no list"))));
+    let m = || Part::Modules(vec![module("m")]);
     for parts in [
         vec![b()],
         vec![t()],
@@ -438,6 +482,8 @@ fn parts_out_of_order_are_refused() {
         vec![h(), p()],
         vec![h(), b(), p(), t()],
         vec![h(), b(), t(), p(), p()],
+        vec![m(), h()],
+        vec![h(), b(), t(), m()],
     ] {
         let why = decoded(&bytes(&parts)).unwrap_err();
         assert!(why.contains("order"), "{why}");

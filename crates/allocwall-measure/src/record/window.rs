@@ -101,7 +101,7 @@ impl Window {
             host: target.host.clone(),
             cgroup: target.cgroups.as_ref().ok().map(|groups| groups.path().to_owned()),
             processes: target.collector.family.listing.processes.clone(),
-            modules: target.collector.family.modules.list().to_vec(),
+            modules: target.collector.new_modules(),
             prices: request.prices.clone(),
         })));
         let counting = counts::start(&target.proc, &target.host, &pids, request.window, request.closely);
@@ -193,6 +193,11 @@ impl Window {
             python: std::mem::take(&mut self.readings.new_python),
             ..self.target.collector.batch()
         };
+        // Making the batch may have found some. They come first, so that a file that is cut off between them is consistent.
+        let modules = self.target.collector.new_modules();
+        if !modules.is_empty() {
+            self.writer.write(&Part::Modules(modules));
+        }
         self.writer.write(&Part::Batch(Box::new(batch)));
     }
 

@@ -10,6 +10,6 @@ mod tests;
 mod trial;
 
 pub use count::count;
-pub use diagnosis::diagnosis;
+pub use diagnosis::{Tried, diagnosis, verified};
 pub use series::series;
 pub use trial::trial;

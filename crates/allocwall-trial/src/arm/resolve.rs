@@ -1,7 +1,7 @@
 //! Resolves an arm for a command: the settings before the exec, or one line that says why the arm can't be applied.
 
 use super::facts::{Inventory, Program, TargetFacts};
-use super::{Arm, Part, Refusal, Setting, Source, contradictions, lacking, pages_of, refuse, setting};
+use super::{Arm, Cause, Part, Refusal, Setting, Source, contradictions, lacking, pages_of, refuse, setting};
 use allocwall_diagnose::needs::{Facts, NeedState, Unmet};
 use allocwall_host::file;
 use allocwall_host::installed;
@@ -615,6 +615,7 @@ impl Work<'_> {
 
     /// Checks a tunable and returns the value as the loader accepts it. The loader would ignore an unknown name or value silently.
     fn checked(&mut self, text: &str, name: &str, value: &str) -> Result<String, Refusal> {
+        let wrong = |why: String| Err(Refusal(format!("{text}: {why}"), Cause::Usage));
         let list = match &self.facts.tunables {
             Ok(list) => list,
             Err(absence) => {
@@ -625,17 +626,17 @@ impl Work<'_> {
         let Some(tunable) = list.iter().find(|tunable| tunable.name == name) else {
             let short = |name: &str| name.strip_prefix(tunables::PREFIX).unwrap_or(name).to_owned();
             let names: Vec<String> = list.iter().map(|tunable| short(&tunable.name)).collect();
-            return refuse(format!(
-                "{text}: the loader of {} has no tunable {name}{}",
+            return wrong(format!(
+                "the loader of {} has no tunable {name}{}",
                 self.program.name(),
                 hint(&short(name), names.iter().map(String::as_str))
             ));
         };
-        let taken = tunable.check(value).map_err(|why| Refusal::asked(format!("{text}: {why}")))?;
+        let taken = tunable.check(value).or_else(wrong)?;
         match (self.program.malloc_limit(name), taken.parse::<u64>()) {
-            (Some(limit), Ok(number)) if number > limit => refuse(format!(
-                "{text}: {name}={value} is too large: this glibc ignores values above {limit}"
-            )),
+            (Some(limit), Ok(number)) if number > limit => {
+                wrong(format!("{name}={value} is too large: this glibc ignores values above {limit}"))
+            }
             _ => Ok(taken),
         }
     }

@@ -14,7 +14,7 @@ use crate::commands::shared::signals::catch_signals;
 use crate::commands::shared::state::{RECORDING, new_state_file};
 use crate::commands::shared::trial_options::Options;
 use crate::commands::shared::usage::{is_usage, usage};
-use crate::commands::trial;
+use crate::commands::trial::{self, Reported};
 use crate::printer::Printer;
 use allocwall_diagnose::expected;
 use allocwall_host::launch::{self, Launched};
@@ -28,6 +28,7 @@ use allocwall_model::recording::{Ended, Recording};
 use allocwall_model::replay::Replay;
 use allocwall_model::shell::quoted;
 use allocwall_model::units::{Absence, Measured, Reason, count};
+use allocwall_report::html::Tried;
 use allocwall_report::text::{Extent, Style};
 use allocwall_trial::arm::{self, Arm, TargetFacts};
 use allocwall_trial::predict;
@@ -208,9 +209,11 @@ fn bare_pid(file: &Path) -> Option<i32> {
 fn read(file: &Path) -> anyhow::Result<Recording> {
     file::read(file).map_err(|error| match &error {
         Error::File { cause, .. } if cause.kind() == ErrorKind::NotFound => {
-            let command = quoted(&file.display().to_string());
+            let name = file.display();
+            let word = quoted(&name.to_string());
             anyhow::anyhow!(
-                "{error}; a process is given with -p PID, a command after --: allocwall diagnose -- {command}"
+                "there is no recording {name}; a process is given with -p PID, a container with --container {word}, \
+                 a command after --: allocwall diagnose -- {word}"
             )
         }
         Error::Recording { .. } if is_program(file) => {
@@ -255,7 +258,7 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         return series::run(&args, &plan, report.as_ref(), guard.as_ref(), printer);
     }
     let mut lost = false;
-    let (diagnosis, mut launched) = match &args.file {
+    let (mut diagnosis, mut launched) = match &args.file {
         Some(path) => (Diagnosis::of(read(path)?, Some(path.clone())), None),
         None => {
             let mut recorded = match &mut load {
@@ -284,18 +287,19 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         .and_then(|report| printer.bytes(&report));
     end(launched.as_mut(), &args, "window", printer);
     printed?;
+    let mut tried = Ok(ExitCode::SUCCESS);
+    if args.verify {
+        let options = Options { budget: args.budget, ..load.unwrap_or_default() };
+        let trial;
+        (trial, tried) = verify(&args, options, &diagnosis, printer);
+        diagnosis.tried = Some(trial);
+    }
+    // After the trial, which is part of a page. Without a trial, the page says why.
     if let Some((path, format)) = &report {
         let report = diagnosis.render(*format, args.table, Extent::All, Style::FILE)?;
         pages::write(path, &report, diagnosis.file.as_deref(), printer)?;
     }
-    // After an interrupt: report what was measured, start nothing new.
-    let interrupted = matches!(diagnosis.recording.meta.ended, Ended::Interrupted);
-    let tried = if args.verify && !interrupted {
-        let options = Options { budget: args.budget, ..load.unwrap_or_default() };
-        verify(&args, options, &diagnosis, printer)?
-    } else {
-        ExitCode::SUCCESS
-    };
+    let tried = tried?;
     let Diagnosis { recording, bill, verdict, .. } = &diagnosis;
     let unsampled = bill.on_cpu.is_err();
     let unmeasured = unsampled
@@ -396,12 +400,47 @@ fn replayed(args: &Args, counted: &Counted, printer: &Printer) -> anyhow::Result
 /// How many of the offered remedies --verify tries, of those that a trial can apply when it starts the command.
 const TRIED: usize = 3;
 
+/// The trial of the offered remedies, or why there is none, and the exit status or the error that it gives.
 fn verify(
     args: &Args,
     options: Options,
     diagnosis: &Diagnosis,
     printer: &Printer,
-) -> anyhow::Result<ExitCode> {
+) -> (Measured<Tried>, anyhow::Result<ExitCode>) {
+    // Report what was measured, start nothing new.
+    if matches!(diagnosis.recording.meta.ended, Ended::Interrupted) {
+        return (Err(no_trial("the diagnosis was interrupted")), Ok(ExitCode::SUCCESS));
+    }
+    let error = match try_remedies(args, options, diagnosis, printer) {
+        Ok(Some(Reported { outcome, path, failed, status })) => {
+            let file = path.to_str().map(str::to_owned);
+            return (Ok(Tried { outcome, failed, file }), Ok(status));
+        }
+        Ok(None) => return (Err(no_trial(NOTHING_TO_TRY)), Ok(ExitCode::SUCCESS)),
+        Err(error) => error,
+    };
+    let why = no_trial(&format!("{error:#}"));
+    if !is_usage(&error) {
+        return (Err(why), Err(error));
+    }
+    // The diagnosis is a result of its own.
+    printer.warn(&format!("the trial was left out: {error}"));
+    (Err(why), Ok(ExitCode::FAILURE))
+}
+
+fn no_trial(why: &str) -> Absence {
+    Absence::new(Reason::NotApplicable, why)
+}
+
+const NOTHING_TO_TRY: &str = "no offered remedy can be applied when the command is started";
+
+/// None if there is nothing to try.
+fn try_remedies(
+    args: &Args,
+    options: Options,
+    diagnosis: &Diagnosis,
+    printer: &Printer,
+) -> anyhow::Result<Option<Reported>> {
     let named = diagnosis
         .verdict
         .remedies
@@ -422,20 +461,13 @@ fn verify(
         }
     }
     if applicable.is_empty() {
-        printer.note("nothing to verify: no offered remedy can be applied when the command is started");
-        return Ok(ExitCode::SUCCESS);
+        printer.note(&format!("nothing to verify: {NOTHING_TO_TRY}"));
+        return Ok(None);
     }
     printer.data("\n")?;
     let trial = trial::Args::of(&applicable, &args.command, options);
     printer.note(&format!("trying {} against the baseline: {}", applicable.join(", "), trial.command_line()));
-    match trial::run(trial, printer) {
-        // The diagnosis is a result of its own.
-        Err(error) if is_usage(&error) => {
-            printer.warn(&format!("the trial was left out: {error}"));
-            Ok(ExitCode::FAILURE)
-        }
-        tried => tried,
-    }
+    trial::report(trial, printer).map(Some)
 }
 
 fn record_now(
@@ -543,6 +575,14 @@ mod tests {
         assert!(program.contains("is a program") && program.contains("allocwall diagnose -- "), "{program}");
         let other = refused("other", 0o644);
         assert!(other.contains("not a usable recording") && !other.contains("diagnose --"), "{other}");
+    }
+
+    #[test]
+    fn a_name_that_is_no_recording_may_be_a_process_or_a_container() {
+        let error = read(Path::new("web")).unwrap_err().to_string();
+        for words in ["no recording web", "-p PID", "--container web,", "allocwall diagnose -- web"] {
+            assert!(error.contains(words) && !error.contains('\n'), "{words}: {error}");
+        }
     }
 
     #[test]

@@ -37,7 +37,7 @@ pub struct Args {
 pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     let arm = Arm::combined(&args.with).map_err(usage)?;
     let facts = TargetFacts::of(&args.command, &arms::environment())?;
-    let applied = arm.resolve(&arms::inventory(printer), &facts)?;
+    let applied = arm.resolve(&arms::inventory(printer), &facts).map_err(arms::refused)?;
     if args.print {
         printer.data(&format!("{}\n", applied.shell_line()))?;
         return Ok(ExitCode::SUCCESS);

@@ -114,7 +114,22 @@ impl Args {
     }
 }
 
-pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
+/// A trial whose report was printed.
+pub struct Reported {
+    pub outcome: TrialResult,
+    /// Where it is saved.
+    pub path: PathBuf,
+    /// Why it stopped early.
+    pub failed: Option<String>,
+    pub status: ExitCode,
+}
+
+pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
+    report(args, printer).map(|reported| reported.status)
+}
+
+/// Makes a trial and prints its report.
+pub fn report(mut args: Args, printer: &Printer) -> anyhow::Result<Reported> {
     if let Some(line) = args.options.without_effect() {
         return Err(usage(line));
     }
@@ -183,11 +198,9 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         printer.warn(&format!("--fail-on was not judged for {}, which was left out", left_out.join(", ")));
     }
     let cut_off = failed.is_some() || (!gates.is_empty() && interrupted.load(Ordering::Relaxed));
-    Ok(if measured && met.is_empty() && !cut_off && !is_unjudged {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    let passed = measured && met.is_empty() && !cut_off && !is_unjudged;
+    let status = if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    Ok(Reported { outcome, path, failed, status })
 }
 
 /// The earlier trial's options and command, with the new options that may change: length, gates and output.
@@ -551,7 +564,7 @@ impl Trial<'_> {
                     tried.push((arm, prepared));
                 }
                 Err(refusal) if refusal.1 == Cause::Lacking => refused.push((arm.name, refusal)),
-                Err(refusal) => return Err(refusal.into()),
+                Err(refusal) => return Err(arms::refused(refusal)),
             }
         }
         let is_empty = tried.len() == BASELINES && !options.with.iter().any(|name| name == "none");

@@ -18,7 +18,18 @@ use allocwall_diagnose::bill::{Bill, Classified};
 use allocwall_diagnose::{Status, Verdict};
 use allocwall_model::catalogue::remedies::find;
 use allocwall_model::recording::Recording;
+use allocwall_model::units::Measured;
+use allocwall_trial::TrialResult;
 use maud::{Markup, html};
+
+/// The trial of the remedies that a diagnosis offered.
+pub struct Tried {
+    pub outcome: TrialResult,
+    /// Why it stopped early.
+    pub failed: Option<String>,
+    /// Path of the saved trial, for the commands.
+    pub file: Option<String>,
+}
 
 /// What the sections are made from.
 struct Case<'a> {
@@ -27,14 +38,27 @@ struct Case<'a> {
     verdict: &'a Verdict,
     /// Path of the recording, for the commands.
     file: Option<&'a str>,
+    /// None if no trial was asked for.
+    tried: Option<&'a Measured<Tried>>,
     classified: Classified<'a>,
     limits: Limits,
 }
 
 /// The report as one HTML document. It is smaller than 2 MB, whatever the recording has.
 pub fn diagnosis(rec: &Recording, bill: &Bill, verdict: &Verdict, file: Option<&str>) -> String {
+    verified(rec, bill, verdict, file, None)
+}
+
+/// The same with the trial of its remedies, or the reason why there is none.
+pub fn verified(
+    rec: &Recording,
+    bill: &Bill,
+    verdict: &Verdict,
+    file: Option<&str>,
+    tried: Option<&Measured<Tried>>,
+) -> String {
     let limits = Limits::of(rec, bill, verdict);
-    let case = Case { rec, bill, verdict, file, classified: Classified::of(rec), limits };
+    let case = Case { rec, bill, verdict, file, tried, classified: Classified::of(rec), limits };
     let document = Document {
         title: format!("{} · allocwall", short(&text::target(rec), 80)),
         head: head(&case),

@@ -1,6 +1,7 @@
 //! Shared by the subcommands that apply remedies or list them: the libraries of this machine and of this
 //! build, the tunables, and the environment.
 
+use super::usage::usage;
 use crate::printer::Printer;
 use allocwall_host::facts::Machine;
 use allocwall_host::installed::BundledLibrary;
@@ -10,7 +11,7 @@ use allocwall_measure::target::view_file;
 use allocwall_model::catalogue::modules::AllocatorKind;
 use allocwall_model::units::{Absence, Measured, Reason};
 use allocwall_preload::Bundled;
-use allocwall_trial::arm::{Inventory, TargetFacts};
+use allocwall_trial::arm::{Cause, Inventory, Refusal, TargetFacts};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -43,6 +44,14 @@ pub fn inventory(printer: &Printer) -> Inventory {
         }
     }
     Inventory::of(&Machine::live(), bundled, prefault)
+}
+
+/// Why an arm can't be applied to a command, as an error.
+pub fn refused(refusal: Refusal) -> anyhow::Error {
+    match refusal.1 {
+        Cause::Usage => usage(refusal),
+        Cause::Asked | Cause::Lacking => refusal.into(),
+    }
 }
 
 /// The folder for libraries. Creates all folders but the last. Mode 0755 whatever the umask is: targets that drop their rights must get

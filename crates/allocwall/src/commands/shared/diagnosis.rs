@@ -5,7 +5,7 @@ use allocwall_diagnose::Verdict;
 use allocwall_diagnose::bill::{self, Bill};
 use allocwall_measure::reading::Readers;
 use allocwall_model::recording::Recording;
-use allocwall_model::units::Absence;
+use allocwall_model::units::{Absence, Measured};
 use allocwall_report::profiles::{firefox, pprof, speedscope};
 use allocwall_report::text::{Extent, Style};
 use allocwall_report::{collapsed, flamegraph, html, json, tables, text};
@@ -24,13 +24,15 @@ pub struct Diagnosis {
     pub verdict: Verdict,
     /// Path of the recording; None if it was not kept.
     pub file: Option<PathBuf>,
+    /// The trial of its remedies, or why there is none; None if none was asked for.
+    pub tried: Option<Measured<html::Tried>>,
 }
 
 impl Diagnosis {
     pub fn of(recording: Recording, file: Option<PathBuf>) -> Diagnosis {
         let bill = bill::of(&recording);
         let verdict = allocwall_diagnose::verdict(&recording, &bill);
-        Diagnosis { recording, bill, verdict, file }
+        Diagnosis { recording, bill, verdict, file, tried: None }
     }
 
     /// `extent` is that of the text, `table` that of the formats of tables. The other formats are always complete.
@@ -47,7 +49,7 @@ impl Diagnosis {
         let Diagnosis { recording, bill, verdict, .. } = self;
         let text = match format {
             Format::Text => self.text(extent, style),
-            Format::Html => html::diagnosis(recording, bill, verdict, self.path()),
+            Format::Html => html::verified(recording, bill, verdict, self.path(), self.tried.as_ref()),
             Format::Json => json::document(recording, bill, verdict),
             Format::Collapsed => collapsed::stacks(recording),
             Format::Flamegraph => flamegraph::svg(recording, bill).map_err(absent)?,
