@@ -6,7 +6,7 @@ use super::ladder::{COLUMN, label};
 use super::page::{Ink, Page, bytes};
 use allocwall_diagnose::bill::Bill;
 use allocwall_diagnose::remedies::trial;
-use allocwall_diagnose::{Prescription, ShellLine, Verdict};
+use allocwall_diagnose::{Prescription, Verdict};
 use allocwall_model::catalogue::remedies::{self, Effect, Kind, Remedy};
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::recording::Recording;

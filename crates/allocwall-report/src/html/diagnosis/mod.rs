@@ -10,7 +10,7 @@ mod settings;
 mod sites;
 mod timeline;
 
-use super::page::{Document, notes};
+use super::page::{Document, marked, notes};
 use crate::text::missing::Limits;
 use crate::text::remedies::gain;
 use crate::text::{ladder::word, page, verdict as text};
@@ -18,6 +18,7 @@ use allocwall_diagnose::bill::{Bill, Classified};
 use allocwall_diagnose::{Status, Verdict};
 use allocwall_model::catalogue::remedies::find;
 use allocwall_model::recording::Recording;
+use allocwall_model::units::Reason;
 use maud::{Markup, html};
 
 /// What the sections are made from.
@@ -33,7 +34,11 @@ struct Case<'a> {
 
 /// The report as one HTML document. It is smaller than 2 MB, whatever the recording has.
 pub fn diagnosis(rec: &Recording, bill: &Bill, verdict: &Verdict, file: Option<&str>) -> String {
-    let limits = Limits::of(rec, bill, verdict);
+    let mut limits = Limits::of(rec, bill, verdict);
+    // Only this report has pauses over time.
+    if let Some(absence) = timeline::pauses_absent(rec).filter(|why| why.reason != Reason::NotApplicable) {
+        limits.add(&absence, format!("{} over time", timeline::PAUSES));
+    }
     let case = Case { rec, bill, verdict, file, classified: Classified::of(rec), limits };
     let document = Document {
         title: format!("{} · allocwall", short(&text::target(rec), 80)),
@@ -66,7 +71,7 @@ fn head(case: &Case) -> Markup {
             @if let Some(warning) = text::ended(rec) { p.warning { (warning) } }
             div.verdict.(if has_wall { "bad" } else { "good" }) {
                 h2 { "Verdict" }
-                p.sentence { (short(&verdict.sentence, 2000)) }
+                p.sentence { (marked(&short(&verdict.sentence, 2000))) }
                 @if let Some(first) = verdict.remedies.first() {
                     p.facts { "First remedy: " a href="#remedies" { (first.title) } ", " (gain(first, find(&first.remedy))) }
                 }
