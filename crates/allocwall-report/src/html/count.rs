@@ -47,26 +47,31 @@ pub fn count(run: &Run) -> String {
 
 fn calls(summary: &Summary) -> Section {
     let totals = text::totals(summary).into_iter().map(|total| {
-        let cells = [total.amount, total.each_second, total.kinds].map(|cell| html! { (cell) });
-        (html! { (total.title) }, cells.to_vec())
+        let cells = [total.amount, total.each_second].map(|cell| html! { (cell) });
+        (with_aside(html! { (total.title) }, &total.kinds), cells.to_vec())
     });
     let reallocs = summary.calls.reallocs();
     let kinds = text::realloc_kinds(summary).into_iter().map(|(kind, count, remark)| {
         let bar = bar(count as f64 / reallocs as f64, None, FILLS[0]);
-        (html! { (kind) }, vec![bar, html! { (thousands(count)) }, html! { (remark) }])
+        (with_aside(html! { (kind) }, &remark), vec![bar, html! { (thousands(count)) }])
     });
     let body = html! {
-        (table("All calls", &["calls", "number", "a second", "of these"], totals))
+        (table("All calls", &["calls", "number", "a second"], totals))
         (notes(|page| text::about_calls(page, summary)))
         @if reallocs > 0 {
             h3 { "Reallocs" }
             p.aside { "what became of the block" }
-            (table("Reallocs", &["block", "bar", "number", "remark"], kinds))
+            (table("Reallocs", &["block", "bar", "number"], kinds))
         }
         @if let Ok(work) = &summary.work { (prose("Per unit of work", |page| text::per_unit(page, work))) }
         (printed("Threads", |page| text::threads(page, summary)))
     };
     Section { id: "calls", title: "Calls", aside: "exact numbers".into(), body }
+}
+
+/// The heading of a row, with a text that is broken into lines below it: a cell is not.
+fn with_aside(heading: Markup, aside: &str) -> Markup {
+    html! { (heading) @if !aside.is_empty() { div.aside { (aside) } } }
 }
 
 fn sizes(summary: &Summary) -> Section {
@@ -226,14 +231,16 @@ fn sites(sampled: &Sampled, run: &Run) -> Markup {
     html! {
         @for (by, ranked) in text::rankings(sampled, run) {
             h3 { "Call sites " (by) }
-            (table(&format!("Call sites {by}"), &["function", "bar", "share", "amount", "file"],
+            (table(&format!("Call sites {by}"), &["function", "bar", "share", "amount"],
                 ranked.iter().map(|site| (
-                    html! { code { (elide_middle(site.function, FUNCTION)) } },
+                    with_aside(
+                        html! { code { (elide_middle(site.function, FUNCTION)) } },
+                        &elide_middle(basename(site.module), FILE),
+                    ),
                     vec![
                         bar(site.share, None, FILLS[0]),
                         html! { (percent(site.share)) },
                         html! { (site.amount) },
-                        html! { (elide_middle(basename(site.module), FILE)) },
                     ],
                 ))))
         }

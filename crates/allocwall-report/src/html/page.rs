@@ -15,7 +15,7 @@ pub(super) const STYLE: &str = include_str!("page.css");
 pub(super) const SCRIPT: &str = include_str!("page.js");
 
 /// SHA-256 of `page.css` and `page.js` in base64, for the policy. A test compares them, and prints what they have to be.
-pub(super) const STYLE_HASH: &str = "hykHR4fGA6bQBF/hUrVX/vkQkvIr8vcJdi2IS+rV+Kg=";
+pub(super) const STYLE_HASH: &str = "x42rOJxUMJV7c8PPbllaSmPpR5XCba6LXWA6fsKAHg0=";
 pub(super) const SCRIPT_HASH: &str = "QdESqfC5E/9Wv/gnYCsqKSwQQb5zVlQEPPMAMs734cQ=";
 
 /// One part of a report. It is left out if it has no content.
@@ -165,7 +165,7 @@ const PARAGRAPH: usize = 4000;
 
 /// What `write` prints, as paragraphs.
 pub fn notes(write: impl FnOnce(&mut Page)) -> Markup {
-    html! { @for note in paragraphs(write) { p.note { (elide_middle(&note, PARAGRAPH)) } } }
+    html! { @for note in paragraphs(write) { p.note { (marked(&elide_middle(&note, PARAGRAPH))) } } }
 }
 
 /// A sentence with its names in backticks as code.
@@ -189,7 +189,7 @@ pub fn prose(title: &str, write: impl FnOnce(&mut Page)) -> Markup {
     html! {
         h3 { (title) }
         @if let Some((_, aside)) = heading.split_once("  ") { p.aside { (aside) } }
-        @for paragraph in paragraphs { p { (elide_middle(paragraph, PARAGRAPH)) } }
+        @for paragraph in paragraphs { p { (marked(&elide_middle(paragraph, PARAGRAPH))) } }
     }
 }
 

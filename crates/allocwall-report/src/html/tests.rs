@@ -528,12 +528,12 @@ fn a_metric_that_was_not_measured_is_not_called_unresolved() {
     let other = outcome.comparisons.iter().position(|c| !trial_text::is_primary(&outcome, c)).expect("one");
     let title = trial_text::title(&outcome, &outcome.comparisons[other]);
     let measured = section(&page_of_trial(&outcome), "effects");
-    assert!(!measured.contains("not measured"), "{measured}");
+    assert!(!measured.contains(&format!("{title}: not measured")), "{measured}");
     outcome.comparisons[other].effect = Err(Absence::new(Reason::TooLittle, "too coarse").mend("run longer"));
     outcome.comparisons[other].outcome = allocwall_trial::Outcome::Unresolved;
     outcome.comparisons[other].predicted = None;
     let text = section(&page_of_trial(&outcome), "effects");
-    let note = format!("{title} : not measured: too coarse. To measure it: run longer");
+    let note = format!("{title}: not measured: too coarse. To measure it: run longer");
     assert!(text.contains(&note), "{note}: {text}");
     // A primary metric keeps its row.
     let primary = outcome.comparisons.iter().position(|c| trial_text::is_primary(&outcome, c)).expect("one");

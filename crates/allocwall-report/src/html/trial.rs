@@ -107,14 +107,16 @@ fn compared(case: &Case, scale: &Scale, comparisons: &[Comparison], arm: usize) 
     // A phone shows what is left of the drawing.
     let mut heads = ["metric", "effect", "outcome"].map(plain).to_vec();
     heads.push(scale.head());
-    heads.extend([&interval, "baseline", "this arm", "predicted", "margin"].map(plain));
+    heads.extend([&interval, "baseline", "this arm", "margin"].map(plain));
+    let predicted = comparisons.iter().any(|c| c.predicted.is_some());
+    heads.extend(predicted.then(|| plain("predicted")));
     let (shown, folded): (Vec<&Comparison>, Vec<&Comparison>) =
         comparisons.iter().partition(|c| has_row(outcome, c));
     let rows = shown.into_iter().map(|c| {
         let metric = outcome.metric(&c.metric);
         let treated = outcome.summaries[c.arm].medians.get(&c.metric);
         let effect = c.effect.as_ref().ok();
-        let cells = vec![
+        let mut cells = vec![
             html! { (effect.map_or("–".into(), |effect| text::change(effect.point))) },
             match effect {
                 Some(_) => word(c.outcome),
@@ -124,9 +126,9 @@ fn compared(case: &Case, scale: &Scale, comparisons: &[Comparison], arm: usize) 
             html! { (effect.map_or(String::new(), |effect| text::range(*effect))) },
             html! { (text::value(metric, outcome.untreated_median(c))) },
             html! { (text::value(metric, treated)) },
-            html! { (c.predicted.map_or("–".into(), text::range)) },
             html! { "±" (text::percent(c.margin)) },
         ];
+        cells.extend(predicted.then(|| html! { (c.predicted.map_or("–".into(), text::range)) }));
         let title = text::title(outcome, c);
         (html! { @if text::is_primary(outcome, c) { strong { (title) } } @else { (title) } }, cells)
     });
@@ -170,12 +172,12 @@ impl Scale {
     }
 
     fn at(&self, change: f64) -> String {
-        // Some room for dots at the ends.
-        percent(0.5 + 0.47 * (change / self.most).clamp(-1.0, 1.0))
+        // Some room for labels and dots at the ends.
+        percent(0.5 + 0.42 * (change / self.most).clamp(-1.0, 1.0))
     }
 
     fn width(&self, low: f64, high: f64) -> String {
-        percent(0.47 * ((high / self.most).clamp(-1.0, 1.0) - (low / self.most).clamp(-1.0, 1.0)))
+        percent(0.42 * ((high / self.most).clamp(-1.0, 1.0) - (low / self.most).clamp(-1.0, 1.0)))
     }
 
     fn is_beyond(&self, c: &Comparison) -> bool {
