@@ -217,7 +217,7 @@ def search_marks_boxes_and_says_their_share(made):
     driver.run("document.querySelector('.flame input').focus()")
     driver.keys(*"fault")
     share = driver.run("return document.querySelector('.flame output').textContent")
-    assert 0 < float(share.split()[0]) < 100, share
+    assert 0 < float(share.split()[0]) < 100 and share.endswith("% of the drawn samples match"), share
     assert driver.run("return document.querySelectorAll('.box.hit').length") > 0
     assert driver.run("return document.querySelectorAll('.box.miss').length") > 0
     driver.keys("escape")
@@ -260,10 +260,27 @@ def a_phone_scrolls_in_one_direction(made):
             "const range = document.createRange(); range.selectNodeContents(cell); return range.getClientRects().length; })"
         )
         assert lines and max(lines) == 1, lines
+        # The numbers of the bill are not beyond its edge.
+        bill = "return [...document.querySelectorAll('#bill .scroll')].map((box) => box.scrollWidth - box.clientWidth)"
+        assert max(driver.run(bill)) <= 0, driver.run(bill)
+        labels = driver.run("return [...document.querySelectorAll('.plot text')].map((text) => text.getBoundingClientRect().left)")
+        assert labels and min(labels) >= 0, labels
         small = driver.run("return parseFloat(getComputedStyle(document.querySelector('.plot svg text')).fontSize)")
         assert small >= 11, small
     finally:
         driver.size(1200, 900)
+
+
+def the_labels_of_an_axis_are_beside_the_data(made):
+    driver = made.driver
+    over = (
+        "return [...document.querySelectorAll('#timeline .plot')].map((plot) => {"
+        "const left = plot.querySelector('svg svg').getBoundingClientRect().left;"
+        "const labels = [...plot.querySelectorAll('text[text-anchor=end][x=\"-6\"]')];"
+        "return [labels.length, labels[0].textContent, labels.filter((label) => label.getBoundingClientRect().right > left).length]; })"
+    )
+    for lines, first, inside in driver.run(over):
+        assert 3 <= lines <= 5 and first.startswith("0") and inside == 0, (lines, first, inside)
 
 
 def dark_mode_is_dark(made):
@@ -318,10 +335,18 @@ def readers_of_the_screen_have_a_table_for_each_chart(made):
     assert driver.run(unnamed) == 0
 
 
-def paper_has_every_table(made):
+def paper_has_every_table_that_is_not_long(made):
     driver = made.driver
     driver.run("dispatchEvent(new Event('beforeprint'))")
     assert driver.run("return document.querySelectorAll('details:not([open])').length") == 0
+    shown = (
+        "return [...document.querySelectorAll('.chart details')].map((one) => "
+        "[one.querySelectorAll('tbody tr').length > 20, getComputedStyle(one).display !== 'none'])"
+    )
+    driver.devtools("Emulation.setEmulatedMedia", media="print")
+    printed = driver.run(shown)
+    driver.devtools("Emulation.setEmulatedMedia", media="")
+    assert printed and all(is_long != is_shown for is_long, is_shown in printed), printed
     driver.run("dispatchEvent(new Event('afterprint'))")
     assert driver.run("return document.querySelectorAll('details:not([open])').length") > 0
 
@@ -371,9 +396,9 @@ TESTS = [
     the_recording_is_kept_beside_the_page, it_is_one_small_file_that_asks_for_nothing, the_browser_reports_no_error,
     a_script_of_others_is_refused, hostile_names_stay_text, the_verdict_is_the_first_text, the_bars_sum_as_the_text_does,
     the_cursor_shows_all_charts_at_one_time, arrow_keys_move_the_cursor, search_marks_boxes_and_says_their_share,
-    the_graph_zooms_by_click_and_by_key, a_phone_scrolls_in_one_direction, dark_mode_is_dark, text_has_enough_contrast,
-    readers_of_the_screen_have_a_table_for_each_chart, paper_has_every_table, it_can_be_read_without_a_script,
-    other_reports_are_pages_too,
+    the_graph_zooms_by_click_and_by_key, a_phone_scrolls_in_one_direction, the_labels_of_an_axis_are_beside_the_data,
+    dark_mode_is_dark, text_has_enough_contrast, readers_of_the_screen_have_a_table_for_each_chart,
+    paper_has_every_table_that_is_not_long, it_can_be_read_without_a_script, other_reports_are_pages_too,
 ]  # fmt: skip
 
 

@@ -434,7 +434,7 @@ fn cells(row: &Row, units: u64, unit: &Unit) -> [String; 5] {
 
 /// A row as it is printed.
 pub(crate) struct Shown {
-    pub title: &'static str,
+    pub owner: ResidentOwner,
     /// Of the sum.
     pub share: f64,
     /// Resident, live, free, lazily freed, and the interval of what is live; in the unit of [`total`].
@@ -447,7 +447,7 @@ pub(crate) fn shown(bill: &ResidentBill) -> Vec<Shown> {
     let total = total_units(bill, &unit).max(1) as f64;
     let rows = printed_rows(bill, &unit).into_iter().filter(|(_, units)| *units > 0);
     rows.map(|(row, units)| Shown {
-        title: row.owner.title(),
+        owner: row.owner,
         share: units as f64 / total,
         cells: cells(row, units, &unit),
     })

@@ -1,6 +1,7 @@
 //! The colours of the lines of the bill, the same in the flamegraph and on a terminal.
 
 use allocwall_model::catalogue::cost::CostClass;
+use allocwall_model::catalogue::owners::Owner;
 
 /// Fill colour of each class. The colours are light enough for black text. They also differ in lightness, so that
 /// they can be distinguished in grey and by readers who are red-green blind. Hues after Okabe and Ito's palette.
@@ -27,6 +28,22 @@ pub fn fill(class: CostClass) -> (u8, u8, u8) {
         CostClass::Scheduling => (205, 200, 225),
         CostClass::OtherKernel => (190, 185, 205),
         CostClass::UnnamedKernel => (165, 165, 165),
+    }
+}
+
+/// Fill colour of memory by its owner. Neighbours in the order of [`Owner`] differ in lightness.
+pub fn of_owner(owner: Owner) -> (u8, u8, u8) {
+    match owner {
+        Owner::Heap => (86, 180, 233),
+        Owner::Arena => (230, 159, 0),
+        Owner::MappedBlock => (168, 215, 242),
+        Owner::PythonArena => (213, 137, 90),
+        Owner::Stack => (200, 180, 220),
+        Owner::File => (120, 200, 160),
+        Owner::Shared => (240, 228, 66),
+        Owner::Private => (204, 140, 180),
+        Owner::Unmapped => (189, 189, 189),
+        Owner::Unknown => (154, 154, 154),
     }
 }
 

@@ -88,7 +88,7 @@ fn series(results: &Results, of: impl Fn(usize) -> Series) -> Vec<Series> {
 }
 
 fn line(values: Vec<Option<f64>>, band: Vec<Option<(f64, f64)>>) -> Series {
-    Series { name: String::new(), colour: Colour::Line(0), values, band }
+    Series { band, ..Series::new("", Colour::Line(0), values) }
 }
 
 fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {

@@ -87,7 +87,7 @@ fn series(
 ) -> Vec<Series> {
     let arms = shown(point).enumerate().map(|(nth, arm)| {
         let (values, band) = of(arm, &point.arms[arm]);
-        Series { name: point.arms[arm].name.clone(), colour: Colour::Line(nth), values, band }
+        Series { band, ..Series::new(point.arms[arm].name.clone(), Colour::Line(nth), values) }
     });
     arms.collect()
 }

@@ -620,7 +620,7 @@ fn label(module: Option<&Module>, frame: &Frame) -> String {
     }
 }
 
-fn basename(path: &str) -> &str {
+pub(crate) fn basename(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
@@ -629,7 +629,7 @@ fn rate(per_second: f64) -> String {
     if per_second < 10.0 { format!("{per_second:.1}") } else { thousands(per_second.round() as u64) }
 }
 
-fn percent(share: f64) -> String {
+pub(crate) fn percent(share: f64) -> String {
     format!("{} %", percent_number(share))
 }
 

@@ -29,7 +29,7 @@ pub fn report(run: &Run, style: Style) -> String {
     header(&mut page, run);
     page.blank();
     page.wrapped(0, &summary.sentence(), Ink::Heading);
-    totals(&mut page, &summary);
+    all_calls(&mut page, &summary);
     sizes(&mut page, &summary.sizes);
     reallocs(&mut page, &summary);
     threads(&mut page, &summary);
@@ -95,9 +95,16 @@ pub(crate) fn facts(run: &Run) -> Vec<String> {
     facts
 }
 
-pub(crate) fn totals(page: &mut Page, summary: &Summary) {
+/// An amount of a kind of calls, the same in a second, and what it consists of.
+pub(crate) struct Total {
+    pub title: &'static str,
+    pub amount: String,
+    pub each_second: String,
+    pub kinds: String,
+}
+
+pub(crate) fn totals(summary: &Summary) -> [Total; 4] {
     let Summary { run, calls, .. } = summary;
-    page.section("CALLS", &format!("in {:.1} s, exact", run.length_s()));
     let each_second = |count: u64| format!("{}/s", rate(run.per_second(count as f64)));
     let of = |kinds: &[(&str, u64)]| {
         let kinds = kinds.iter().filter(|(_, count)| *count > 0);
@@ -111,21 +118,40 @@ pub(crate) fn totals(page: &mut Page, summary: &Summary) {
         ("operator new", calls.operator_new),
         ("realloc(NULL)", calls.realloc_new),
     ]);
-    row(
-        page,
-        "allocations",
-        &thousands(calls.allocations()),
-        &each_second(calls.allocations()),
-        &allocations,
-    );
-    row(page, "reallocs", &thousands(calls.reallocs()), &each_second(calls.reallocs()), "");
     let frees = of(&[("operator delete", calls.operator_delete), ("and free(NULL)", calls.free_null)]);
-    row(page, "frees", &thousands(calls.frees), &each_second(calls.frees), &frees);
+    let total = |title, count, kinds| Total {
+        title,
+        amount: thousands(count),
+        each_second: each_second(count),
+        kinds,
+    };
     let all_bytes = requested(calls);
-    let bytes_a_second = format!("{}/s", bytes(run.per_second(all_bytes) as u64));
-    row(page, "requested", &bytes(all_bytes as u64), &bytes_a_second, "");
-    if calls.failed > 0 {
-        let text = format!("{} failed, of those whose result was seen", count_of(calls.failed, "call"));
+    [
+        total("allocations", calls.allocations(), allocations),
+        total("reallocs", calls.reallocs(), String::new()),
+        total("frees", calls.frees, frees),
+        Total {
+            title: "requested",
+            amount: bytes(all_bytes as u64),
+            each_second: format!("{}/s", bytes(run.per_second(all_bytes) as u64)),
+            kinds: String::new(),
+        },
+    ]
+}
+
+fn all_calls(page: &mut Page, summary: &Summary) {
+    page.section("CALLS", &format!("in {:.1} s, exact", summary.run.length_s()));
+    for Total { title, amount, each_second, kinds } in totals(summary) {
+        row(page, title, &amount, &each_second, &kinds);
+    }
+    about_calls(page, summary);
+}
+
+/// Failed calls, and the processes if there are several.
+pub(crate) fn about_calls(page: &mut Page, summary: &Summary) {
+    let failed = summary.calls.failed;
+    if failed > 0 {
+        let text = format!("{} failed, of those whose result was seen", count_of(failed, "call"));
         page.wrapped(2, &text, Ink::Warn);
     }
     processes(page, summary);
@@ -221,29 +247,34 @@ pub(super) fn head(page: &mut Page, title: &str, heads: &str) {
     page.line(&line);
 }
 
-pub(crate) fn reallocs(page: &mut Page, summary: &Summary) {
+/// What became of the blocks of reallocs, their number, and a remark; without kinds that did not occur.
+pub(crate) fn realloc_kinds(summary: &Summary) -> Vec<(&'static str, u64, String)> {
     let Summary { run, calls, .. } = summary;
-    if calls.reallocs() == 0 {
-        return;
-    }
-    page.section("REALLOCS", "of a block, exact");
     let copied = format!(
-        ", {} copied ({}/s)",
+        "{} copied ({}/s)",
         bytes(calls.copied_bytes),
         bytes(run.per_second(calls.copied_bytes as f64) as u64)
     );
     let kinds = [
-        ("in place", calls.in_place, ""),
-        ("moved", calls.moved, copied.as_str()),
-        ("remapped", calls.remapped, " (the kernel moves the pages)"),
-        ("to size 0", calls.realloc_freed, ""),
-        ("failed", calls.realloc_failed, ""),
+        ("in place", calls.in_place, String::new()),
+        ("moved", calls.moved, copied),
+        ("remapped", calls.remapped, "the kernel moves the pages".to_owned()),
+        ("to size 0", calls.realloc_freed, String::new()),
+        ("failed", calls.realloc_failed, String::new()),
     ];
-    let kinds: Vec<String> = kinds
-        .iter()
-        .filter(|(_, count, _)| *count > 0)
-        .map(|(kind, count, more)| format!("{kind} {}{more}", thousands(*count)))
-        .collect();
+    kinds.into_iter().filter(|(_, count, _)| *count > 0).collect()
+}
+
+fn reallocs(page: &mut Page, summary: &Summary) {
+    if summary.calls.reallocs() == 0 {
+        return;
+    }
+    page.section("REALLOCS", "of a block, exact");
+    let shown = |(kind, count, remark): &(&str, u64, String)| match remark.is_empty() {
+        true => format!("{kind} {}", thousands(*count)),
+        false => format!("{kind} {}, {remark}", thousands(*count)),
+    };
+    let kinds: Vec<String> = realloc_kinds(summary).iter().map(shown).collect();
     page.wrapped(2, &kinds.join(" · "), Ink::Plain);
 }
 
@@ -368,8 +399,9 @@ pub(super) fn time(ns: f64) -> String {
     if value < 9.95 && unit != "ns" { format!("{value:.1} {unit}") } else { format!("{value:.0} {unit}") }
 }
 
-pub(crate) fn lifetimes(page: &mut Page, sampled: &Sampled) {
-    let Ok(lifetimes) = &sampled.lifetimes else { return };
+/// A range of lifetimes, and its share of the blocks and of their bytes in tenths of a percent. Nothing if they were not measured.
+pub(crate) fn lifetime_shares(sampled: &Sampled) -> Vec<(&'static str, u64, u64)> {
+    let Ok(lifetimes) = &sampled.lifetimes else { return vec![] };
     const HUNDRED_MS: u64 = 100 * MILLISECOND_NS;
     let tenths = |freed: &Histogram, live: f64| {
         let all = freed.weight();
@@ -379,6 +411,20 @@ pub(crate) fn lifetimes(page: &mut Page, sampled: &Sampled) {
     };
     let blocks = tenths(&lifetimes.by_blocks, sampled.live_blocks.point);
     let by_bytes = tenths(&lifetimes.by_bytes, sampled.live_bytes.point);
+    let titles = ["under 1 ms", "1 to 100 ms", "100 ms or longer", "to the end"];
+    titles
+        .into_iter()
+        .zip(blocks)
+        .zip(by_bytes)
+        .map(|((title, blocks), bytes)| (title, blocks, bytes))
+        .collect()
+}
+
+fn lifetimes(page: &mut Page, sampled: &Sampled) {
+    let shares = lifetime_shares(sampled);
+    if shares.is_empty() {
+        return;
+    }
     let wide = page.width >= 68;
     let line = |title: &str, blocks: &str, blocks_bar: &str, bytes: &str, bytes_bar: &str| {
         let half = |share: &str, bar: &str| match wide {
@@ -388,8 +434,7 @@ pub(crate) fn lifetimes(page: &mut Page, sampled: &Sampled) {
         format!("{}{}{}", left(title, 20), half(blocks, blocks_bar), half(bytes, bytes_bar))
     };
     head(page, "LIFETIMES", &line("LIFETIMES", "blocks", "", "bytes", ""));
-    let titles = ["under 1 ms", "1 to 100 ms", "100 ms or longer", "to the end"];
-    for ((title, blocks), bytes) in titles.iter().zip(blocks).zip(by_bytes) {
+    for (title, blocks, bytes) in shares {
         let bars = [blocks, bytes].map(|tenths| bar(tenths as f64 / 1000.0, BAR));
         page.line(&line(&format!("  {title}"), &per_mille(blocks), &bars[0], &per_mille(bytes), &bars[1]));
     }
@@ -414,9 +459,19 @@ pub(crate) fn live(page: &mut Page, sampled: &Sampled, several: bool) {
 }
 
 /// A list of call sites: what they are sorted by, in which text the amount of one is shown, and what it is.
-type Ranking<'a> = (&'a str, &'a dyn Fn(&CallSite) -> f64, &'a dyn Fn(&CallSite) -> String);
+type Ranking<'a> = (&'static str, &'a dyn Fn(&CallSite) -> f64, &'a dyn Fn(&CallSite) -> String);
 
-pub(crate) fn sites(page: &mut Page, sampled: &Sampled, run: &Run) {
+/// A call site in its ranking.
+pub(crate) struct Ranked<'a> {
+    pub function: &'a str,
+    pub module: &'a str,
+    /// Of all call sites.
+    pub share: f64,
+    pub amount: String,
+}
+
+/// The first call sites by calls, by bytes and by frees; without rankings that have none.
+pub(crate) fn rankings<'a>(sampled: &'a Sampled, run: &Run) -> Vec<(&'static str, Vec<Ranked<'a>>)> {
     let own_share =
         |site: &CallSite| site.remote_share.as_ref().map_or(NOTHING.to_owned(), |s| percent(s.point));
     let rankings: [Ranking; 3] = [
@@ -428,7 +483,7 @@ pub(crate) fn sites(page: &mut Page, sampled: &Sampled, run: &Run) {
         }),
         ("by frees in another thread, and their part of its frees", &CallSite::remote_calls, &own_share),
     ];
-    for (by, amount, shown) in rankings {
+    let ranked = rankings.map(|(by, amount, shown)| {
         let all: f64 = sampled.sites.iter().map(amount).sum();
         let mut named: Vec<&CallSite> = sampled
             .sites
@@ -436,17 +491,22 @@ pub(crate) fn sites(page: &mut Page, sampled: &Sampled, run: &Run) {
             .filter(|site| amount(site) > 0.0 && site.function != NO_USER_STACK)
             .collect();
         named.sort_by(|a, b| amount(b).total_cmp(&amount(a)));
-        if named.is_empty() {
-            continue;
-        }
+        let ranked = named.into_iter().take(SITES_SHOWN).map(|site| Ranked {
+            function: &site.function,
+            module: &site.module,
+            share: part(amount(site), all),
+            amount: shown(site),
+        });
+        (by, ranked.collect::<Vec<_>>())
+    });
+    ranked.into_iter().filter(|(_, ranked)| !ranked.is_empty()).collect()
+}
+
+fn sites(page: &mut Page, sampled: &Sampled, run: &Run) {
+    for (by, ranked) in rankings(sampled, run) {
         page.section("CALL SITES", by);
-        for site in named.iter().take(SITES_SHOWN) {
-            site_line(
-                page,
-                (site.function.as_str(), site.module.as_str()),
-                part(amount(site), all),
-                &shown(site),
-            );
+        for site in &ranked {
+            site_line(page, (site.function, site.module), site.share, &site.amount);
         }
     }
 }

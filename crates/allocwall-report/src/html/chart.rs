@@ -22,7 +22,7 @@ impl Axis {
     /// From `low` to `high`, with lines at about `lines` round values.
     pub fn linear(low: f64, high: f64, lines: usize, shown: impl Fn(f64) -> String) -> Axis {
         let high = if high > low { high } else { low + 1.0 };
-        let step = round_step((high - low) / lines.max(1) as f64);
+        let step = round_up((high - low) / lines.max(1) as f64);
         let first = (low / step).ceil() as i64;
         let ticks = (first..)
             .map(|nth| nth as f64 * step)
@@ -33,9 +33,14 @@ impl Axis {
         Axis { low, high, log: false, ticks }
     }
 
-    /// From zero to a little above `most`.
+    /// From zero to the first line at or above `most`: three to five lines at round values.
     pub fn from_zero(most: f64, shown: impl Fn(f64) -> String) -> Axis {
-        Axis::linear(0.0, most * 1.05, 3, shown)
+        // Steps and sums of these are finite and not zero.
+        let most = if most > 0.0 && most.is_finite() { most.clamp(1e-300, 1e300) } else { 1.0 };
+        let step = round_up(most / 4.0);
+        let above = (most / step - 1e-6).ceil();
+        let ticks = (0..=above as u32).map(|nth| f64::from(nth) * step).map(|value| (value, shown(value)));
+        Axis { low: 0.0, high: above * step, log: false, ticks: ticks.collect() }
     }
 
     /// The same for sizes in bytes, with lines at round numbers of KiB, MiB or GiB.
@@ -64,6 +69,11 @@ impl Axis {
     }
 
     #[cfg(test)]
+    pub fn ends(&self) -> (f64, f64) {
+        (self.low, self.high)
+    }
+
+    #[cfg(test)]
     pub fn lines(&self) -> usize {
         self.ticks.len()
     }
@@ -78,10 +88,10 @@ impl Axis {
     }
 }
 
-/// 1, 2 or 5 times a power of ten, at least `step`.
-fn round_step(step: f64) -> f64 {
-    let power = 10f64.powf(step.log10().floor());
-    let factor = [1.0, 2.0, 5.0, 10.0].into_iter().find(|factor| factor * power >= step * 0.999_999);
+/// 1, 2 or 5 times a power of ten, at least `value`.
+pub(super) fn round_up(value: f64) -> f64 {
+    let power = 10f64.powf(value.log10().floor());
+    let factor = [1.0, 2.0, 5.0, 10.0].into_iter().find(|factor| factor * power >= value * 0.999_999);
     factor.unwrap_or(10.0) * power
 }
 
@@ -99,6 +109,15 @@ pub struct Series {
     pub values: Vec<Option<f64>>,
     /// Ends of the interval of each value; empty if it has none.
     pub band: Vec<Option<(f64, f64)>>,
+    /// Its readings are far apart: each has a marker, and a thin line joins them over any gap.
+    pub rare: bool,
+}
+
+impl Series {
+    /// Without intervals.
+    pub fn new(name: impl Into<String>, colour: Colour, values: Vec<Option<f64>>) -> Series {
+        Series { name: name.into(), colour, values, band: vec![], rare: false }
+    }
 }
 
 /// What the values of a chart are about.
@@ -132,7 +151,8 @@ pub struct Chart<'a> {
 }
 
 const WIDTH: f64 = 1000.0;
-const HEIGHT: f64 = 100.0;
+/// Pixels, too.
+const HEIGHT: f64 = 160.0;
 
 impl Chart<'_> {
     pub fn draw(&self) -> Markup {
@@ -145,27 +165,28 @@ impl Chart<'_> {
             figure.chart data-linked=(self.linked) data-points[matches!(self.place, Place::Points)] data-low=(self.x.low) data-high=(self.x.high) data-log[self.x.log] {
                 figcaption { strong { (self.title) } " " span.aside { (self.unit) } output {} }
                 div.plot tabindex="0" role="img" aria-label=(label) {
-                    svg width="100%" height="120" aria-hidden="true" {
-                        svg viewBox={ "0 0 " (WIDTH) " " (HEIGHT) } preserveAspectRatio="none" width="100%" height="100" {
+                    svg width="100%" height=(HEIGHT + 20.0) aria-hidden="true" {
+                        svg viewBox={ "0 0 " (WIDTH) " " (HEIGHT) } preserveAspectRatio="none" width="100%" height=(HEIGHT) {
                             (PreEscaped(drawing))
                         }
                         @for (value, shown) in &self.y.ticks {
                             @let y = format!("{:.1}", HEIGHT * (1.0 - self.y.at(*value)));
                             line.grid x1="0" x2="100%" y1=(y) y2=(y) {}
-                            @if self.y.at(*value) > 0.0 { text x="3" y=(y) dy="11" { (shown) } }
+                            // In the gutter of the style sheet.
+                            text x="-6" y=(y) dy="4" text-anchor="end" { (shown) }
                         }
                         @for (value, shown) in &self.x.ticks {
                             @let place = self.x.at(*value);
-                            line.tick x1=(percent(place)) x2=(percent(place)) y1="100" y2="104" {}
-                            text x=(percent(place)) y="116" text-anchor=(anchor(place)) { (shown) }
+                            line.tick x1=(percent(place)) x2=(percent(place)) y1=(HEIGHT) y2=(HEIGHT + 4.0) {}
+                            text x=(percent(place)) y=(HEIGHT + 16.0) text-anchor=(anchor(place)) { (shown) }
                         }
-                        line.cursor x1="0" x2="0" y1="0" y2="100" {}
+                        line.cursor x1="0" x2="0" y1="0" y2=(HEIGHT) {}
                     }
                 }
                 // Stacked series from top to bottom, as they are drawn.
                 ul.legend {
                     @for (nth, series) in self.order() {
-                        li data-series=(nth) { (swatch(&series.colour, nth, self.is_line())) (series.name) " " b {} }
+                        li data-series=(nth) { (swatch(series, nth, self.is_line())) (series.name) " " b {} }
                     }
                 }
                 @if let Some(note) = &self.note { (note) }
@@ -258,7 +279,7 @@ impl Chart<'_> {
         let rows: Vec<usize> = (0..self.rows()).filter(|row| known(*row).is_some()).collect();
         // Over a long gap, nothing is drawn.
         let near = |a: &usize, b: &usize| {
-            (self.x.at(self.xs[*b]) - self.x.at(self.xs[*a])).abs() <= self.longest_gap
+            series.rare || (self.x.at(self.xs[*b]) - self.x.at(self.xs[*a])).abs() <= self.longest_gap
         };
         for part in rows.chunk_by(near) {
             let band: Vec<(usize, (f64, f64))> = part
@@ -283,16 +304,18 @@ impl Chart<'_> {
                 }
             }
             let is_dot = !steps && part.len() == 1;
-            let (dot, dashes) = match is_dot {
+            if !is_dot {
+                let (kind, dashes) = (if series.rare { "line thin" } else { "line" }, dashes(nth));
+                let _ = write!(
+                    drawing,
+                    "<path class=\"{kind}{class}\" stroke-dasharray=\"{dashes}\" d=\"{path}\"/>"
+                );
+            }
+            for row in part.iter().filter(|_| is_dot || series.rare) {
+                let (x, y) = self.place(self.xs[*row], known(*row).unwrap_or_default());
                 // A line of no length with round ends.
-                true => ("h0", "none"),
-                false => ("", dashes(nth)),
-            };
-            let kind = if is_dot { "line dot" } else { "line" };
-            let _ = write!(
-                drawing,
-                "<path class=\"{kind}{class}\" stroke-dasharray=\"{dashes}\" d=\"{path}{dot}\"/>"
-            );
+                let _ = write!(drawing, "<path class=\"line dot{class}\" d=\"M{x:.1} {y:.2}h0\"/>");
+            }
         }
         drawing
     }
@@ -333,19 +356,33 @@ fn dashes(nth: usize) -> &'static str {
 }
 
 /// The sample of a legend.
-fn swatch(colour: &Colour, nth: usize, line: bool) -> Markup {
-    let class = class(colour);
+fn swatch(series: &Series, nth: usize, line: bool) -> Markup {
+    let class = class(&series.colour);
     html! {
         svg.swatch width="18" height="12" aria-hidden="true" {
             @if line {
-                line class={ "line" (class) } x1="0" x2="18" y1="6" y2="6" stroke-dasharray=(dashes(nth)) {}
+                @let thin = if series.rare { " thin" } else { "" };
+                line class={ "line" (thin) (class) } x1="0" x2="18" y1="6" y2="6" stroke-dasharray=(dashes(nth)) {}
+                @if series.rare { path class={ "line dot" (class) } d="M9 6h0" {} }
             } @else {
-                @match colour {
+                @match &series.colour {
                     Colour::Fixed(fill) => { rect.edge x="0.5" y="0.5" width="17" height="11" fill=(fill) {} }
                     Colour::Line(_) => { rect class={ "area" (class) } x="0.5" y="0.5" width="17" height="11" {} }
                 }
             }
         }
+    }
+}
+
+/// A number in few digits.
+pub(super) fn number(value: f64) -> String {
+    // The sum of no value is −0.
+    let value = value + 0.0;
+    match value.abs() {
+        v if v >= 1000.0 => thousands(value.round() as u64),
+        v if v >= 100.0 || v.fract() == 0.0 => format!("{value:.0}"),
+        v if v >= 10.0 => format!("{value:.1}"),
+        _ => format!("{value:.2}"),
     }
 }
 
@@ -396,7 +433,7 @@ pub fn slowest(title: &str, unit: &str, ones: Vec<f64>, series: Vec<Series>) -> 
 /// A bar of a row, with its interval as a thin line.
 pub fn bar(share: f64, interval: Option<(f64, f64)>, fill: &str) -> Markup {
     html! {
-        svg.bar width="100%" height="14" aria-hidden="true" {
+        svg.bar.whiskers[interval.is_some()] width="100%" height="14" aria-hidden="true" {
             rect.edge x="0" y="1" width=(percent(share)) height="12" fill=(fill) {}
             @if let Some((low, high)) = interval.filter(|(low, high)| high > low) {
                 line.whisker x1=(percent(low)) x2=(percent(high)) y1="7" y2="7" {}

@@ -1,12 +1,13 @@
 //! The report of counted calls: what stands out, sizes, rates over time, latency, and the sections of the text.
 
-use super::chart::{Axis, Chart, Colour, Place, Series, bar, slowest};
-use super::page::{Document, Section, printed, table};
-use crate::allocations::{Run, Sampled, Summary, text};
+use super::chart::{Axis, Chart, Colour, Place, Series, bar, number, slowest};
+use super::page::{Document, Section, absent, notes, printed, prose, table};
+use crate::allocations::{Run, Sampled, Summary, basename, percent, text};
 use crate::layout::{apportion, elide_middle};
 use crate::text::bytes;
+use crate::trial_text::quoted_words;
 use allocwall_model::allocations::{Latency, Point};
-use allocwall_model::units::thousands;
+use allocwall_model::units::{Absence, Reason, thousands};
 use maud::{Markup, html};
 
 /// Columns of the command.
@@ -19,7 +20,7 @@ const FILLS: [&str; 2] = ["#56b4e9", "#e69f00"];
 /// Counted calls of a command as one HTML document, smaller than 2 MB.
 pub fn count(run: &Run) -> String {
     let summary = Summary::of(run);
-    let command = run.command.join(" ");
+    let command = quoted_words(&run.command);
     let document = Document {
         title: format!("calls of {} · allocwall", elide_middle(&command, 80)),
         head: html! {
@@ -45,13 +46,32 @@ pub fn count(run: &Run) -> String {
 }
 
 fn calls(summary: &Summary) -> Section {
+    let totals = text::totals(summary).into_iter().map(|total| {
+        let cells = [total.amount, total.each_second].map(|cell| html! { (cell) });
+        (with_aside(html! { (total.title) }, &total.kinds), cells.to_vec())
+    });
+    let reallocs = summary.calls.reallocs();
+    let kinds = text::realloc_kinds(summary).into_iter().map(|(kind, count, remark)| {
+        let bar = bar(count as f64 / reallocs as f64, None, FILLS[0]);
+        (with_aside(html! { (kind) }, &remark), vec![bar, html! { (thousands(count)) }])
+    });
     let body = html! {
-        (printed("All calls", |page| text::totals(page, summary)))
-        (printed("realloc", |page| text::reallocs(page, summary)))
-        @if let Ok(work) = &summary.work { (printed("Per unit of work", |page| text::per_unit(page, work))) }
+        (table("All calls", &["calls", "number", "a second"], totals))
+        (notes(|page| text::about_calls(page, summary)))
+        @if reallocs > 0 {
+            h3 { "Reallocs" }
+            p.aside { "what became of the block" }
+            (table("Reallocs", &["block", "bar", "number"], kinds))
+        }
+        @if let Ok(work) = &summary.work { (prose("Per unit of work", |page| text::per_unit(page, work))) }
         (printed("Threads", |page| text::threads(page, summary)))
     };
     Section { id: "calls", title: "Calls", aside: "exact numbers".into(), body }
+}
+
+/// The heading of a row, with a text that is broken into lines below it: a cell is not.
+fn with_aside(heading: Markup, aside: &str) -> Markup {
+    html! { (heading) @if !aside.is_empty() { div.aside { (aside) } } }
 }
 
 fn sizes(summary: &Summary) -> Section {
@@ -97,12 +117,7 @@ fn over_time(run: &Run) -> Section {
         };
         parts.iter().map(rate).collect()
     };
-    let line = |nth: usize, name: &str, values| Series {
-        name: name.into(),
-        colour: Colour::Line(nth),
-        values,
-        band: vec![],
-    };
+    let line = |nth: usize, name: &str, values| Series::new(name, Colour::Line(nth), values);
     let calls = vec![
         line(0, "allocations and reallocs", rate(|point| point.calls)),
         line(1, "frees", rate(|point| point.frees)),
@@ -112,13 +127,15 @@ fn over_time(run: &Run) -> Section {
         @if parts.len() > 1 {
             (chart(&xs, "Calls", calls, |most| Axis::from_zero(most, number), &number))
             (chart(&xs, "Bytes", requested, Axis::bytes, &|value| bytes(value as u64)))
+        } @else {
+            (absent("Rates over time", &too_short()))
         }
     };
     Section { id: "time", title: "Over time", aside: "all processes together".into(), body }
 }
 
-fn number(value: f64) -> String {
-    thousands(value.round() as u64)
+fn too_short() -> Absence {
+    Absence::new(Reason::TooLittle, "the counters were read less than twice").mend("count for a longer time")
 }
 
 fn chart(
@@ -159,11 +176,11 @@ fn times(summary: &Summary) -> Section {
     let series = list.iter().enumerate().map(|(nth, Latency { kind, large, times })| {
         let quantile = |n: &f64| times.quantile(1.0 - 1.0 / n).ok().filter(|_| times.samples() as f64 >= *n);
         let found: Vec<_> = ones.iter().map(quantile).collect();
+        let name = format!("{} {} 128 KiB", kind.title(), if *large { "≥" } else { "<" });
+        let points = found.iter().map(|one| one.map(|time| time.point / 1e9)).collect();
         Series {
-            name: format!("{} {} 128 KiB", kind.title(), if *large { "≥" } else { "<" }),
-            colour: Colour::Line(nth),
-            values: found.iter().map(|one| one.map(|time| time.point / 1e9)).collect(),
             band: found.iter().map(|one| one.map(|time| (time.low / 1e9, time.high / 1e9))).collect(),
+            ..Series::new(name, Colour::Line(nth), points)
         }
     });
     let body = slowest(
@@ -179,17 +196,58 @@ fn blocks(summary: &Summary) -> Section {
     let several = summary.run.counted.processes.len() > 1;
     let of = |sampled: &Sampled| {
         html! {
-            (printed("Lifetimes", |page| text::lifetimes(page, sampled)))
-            (printed("Live", |page| text::live(page, sampled, several)))
-            (printed("Frees by another thread", |page| text::remote_frees(page, sampled)))
-            (printed("Call sites", |page| text::sites(page, sampled, summary.run)))
+            (lifetimes(sampled))
+            (prose("Live", |page| text::live(page, sampled, several)))
+            (prose("Frees by another thread", |page| text::remote_frees(page, sampled)))
+            (sites(sampled, summary.run))
         }
     };
     let body = summary.sampled.as_ref().map_or_else(|_| html! {}, of);
     Section { id: "blocks", title: "Blocks", aside: "estimated from sampled calls".into(), body }
 }
 
+fn lifetimes(sampled: &Sampled) -> Markup {
+    let rows = text::lifetime_shares(sampled).into_iter().map(|(title, blocks, of_bytes)| {
+        let cells = [(blocks, FILLS[0]), (of_bytes, FILLS[1])].map(|(tenths, fill)| {
+            [bar(tenths as f64 / 1000.0, None, fill), html! { (text::per_mille(tenths)) }]
+        });
+        (html! { (title) }, cells.concat())
+    });
+    let mut rows = rows.peekable();
+    let heads = ["lifetime", "blocks", "share", "bytes", "share"];
+    html! {
+        @if rows.peek().is_some() {
+            h3 { "Lifetimes" }
+            (table("Lifetimes", &heads, rows))
+        }
+    }
+}
+
+/// Columns of a call site, and of its file.
+const FUNCTION: usize = 160;
+const FILE: usize = 60;
+
+fn sites(sampled: &Sampled, run: &Run) -> Markup {
+    html! {
+        @for (by, ranked) in text::rankings(sampled, run) {
+            h3 { "Call sites " (by) }
+            (table(&format!("Call sites {by}"), &["function", "bar", "share", "amount"],
+                ranked.iter().map(|site| (
+                    with_aside(
+                        html! { code { (elide_middle(site.function, FUNCTION)) } },
+                        &elide_middle(basename(site.module), FILE),
+                    ),
+                    vec![
+                        bar(site.share, None, FILLS[0]),
+                        html! { (percent(site.share)) },
+                        html! { (site.amount) },
+                    ],
+                ))))
+        }
+    }
+}
+
 fn limits(summary: &Summary) -> Section {
-    let body = printed("What was not measured", |page| text::limits(page, summary));
+    let body = prose("What was not measured", |page| text::limits(page, summary));
     Section { id: "missing", title: "Limits", aside: String::new(), body }
 }

@@ -3,7 +3,7 @@
   const all = (selector, within = document) => [...within.querySelectorAll(selector)];
   const one = (selector, within = document) => within.querySelector(selector);
 
-  // For paper, every table is shown.
+  // For paper, tables are shown; the style sheet leaves out long ones of charts.
   let closed = [];
   addEventListener('beforeprint', () => {
     closed = all('details:not([open])');
@@ -246,7 +246,7 @@
   search.addEventListener('input', () => {
     term = search.value.trim().toLowerCase();
     draw();
-    found.textContent = term ? `${percent(matched())} of the samples match` : '';
+    found.textContent = term ? `${percent(matched())} of the drawn samples match` : '';
   });
   search.addEventListener('keydown', (event) => {
     if (event.key === 'Escape') {

@@ -15,8 +15,8 @@ pub(super) const STYLE: &str = include_str!("page.css");
 pub(super) const SCRIPT: &str = include_str!("page.js");
 
 /// SHA-256 of `page.css` and `page.js` in base64, for the policy. A test compares them, and prints what they have to be.
-pub(super) const STYLE_HASH: &str = "YdnwjhUw+4lrWmBlMY1yhhtJsAt1PAQHsLgKQbSekVs=";
-pub(super) const SCRIPT_HASH: &str = "LpmzSNFQxwx5uyTbphTg+V6OeMDdyKXuvANjcAXQgVg=";
+pub(super) const STYLE_HASH: &str = "q4LsoVxxwh8JzYVjWejFj1W8kv7i98HgS6vJNur3uSU=";
+pub(super) const SCRIPT_HASH: &str = "QdESqfC5E/9Wv/gnYCsqKSwQQb5zVlQEPPMAMs734cQ=";
 
 /// One part of a report. It is left out if it has no content.
 pub struct Section {
@@ -121,6 +121,15 @@ pub fn data(id: &str, value: &Value) -> Markup {
 
 /// A table that scrolls in its own box. The first cell of a row is its heading; the others are numbers.
 pub fn table(caption: &str, heads: &[&str], rows: impl IntoIterator<Item = (Markup, Vec<Markup>)>) -> Markup {
+    headed_table(caption, heads.iter().map(|head| html! { (head) }), rows)
+}
+
+/// The same with heads that are not only text.
+pub fn headed_table(
+    caption: &str,
+    heads: impl IntoIterator<Item = Markup>,
+    rows: impl IntoIterator<Item = (Markup, Vec<Markup>)>,
+) -> Markup {
     html! {
         div.scroll tabindex="0" role="group" aria-label=(caption) {
             table {
@@ -156,7 +165,32 @@ const PARAGRAPH: usize = 4000;
 
 /// What `write` prints, as paragraphs.
 pub fn notes(write: impl FnOnce(&mut Page)) -> Markup {
-    html! { @for note in paragraphs(write) { p.note { (elide_middle(&note, PARAGRAPH)) } } }
+    html! { @for note in paragraphs(write) { p.note { (marked(&elide_middle(&note, PARAGRAPH))) } } }
+}
+
+/// A sentence with its names in backticks as code.
+pub fn marked(sentence: &str) -> Markup {
+    let parts: Vec<&str> = sentence.split('`').collect();
+    // Of an odd number of marks, the last one is a character.
+    let is_code = |nth: usize| nth % 2 == 1 && nth + 1 < parts.len();
+    html! {
+        @for (nth, part) in parts.iter().enumerate() {
+            @if is_code(nth) { code { (part) } } @else {
+                @if nth % 2 == 1 { "`" } (part)
+            }
+        }
+    }
+}
+
+/// A section of the text report that has only paragraphs, without its heading; nothing if it prints nothing.
+pub fn prose(title: &str, write: impl FnOnce(&mut Page)) -> Markup {
+    let all = paragraphs(write);
+    let Some((heading, paragraphs)) = all.split_first() else { return html! {} };
+    html! {
+        h3 { (title) }
+        @if let Some((_, aside)) = heading.split_once("  ") { p.aside { (aside) } }
+        @for paragraph in paragraphs { p { (marked(&elide_middle(paragraph, PARAGRAPH))) } }
+    }
 }
 
 /// A section of the text report as it is, without its heading; nothing if it prints nothing.
@@ -181,6 +215,18 @@ pub fn printed(title: &str, write: impl FnOnce(&mut Page)) -> Markup {
 /// Instead of something that was not measured.
 pub fn absent(what: &str, absence: &Absence) -> Markup {
     html! { p.absent { strong { (what) ": not measured: " } (missing::reason_and_mend(absence)) } }
+}
+
+/// The same for several things, each reason once.
+pub fn absent_by_reason<'a>(missing: impl IntoIterator<Item = (String, &'a Absence)>) -> Markup {
+    let mut reasons: Vec<(&Absence, Vec<String>)> = vec![];
+    for (title, absence) in missing {
+        match reasons.iter_mut().find(|(known, _)| *known == absence) {
+            Some((_, titles)) => titles.push(title),
+            None => reasons.push((absence, vec![title])),
+        }
+    }
+    html! { @for (absence, titles) in reasons { (absent(&titles.join(", "), absence)) } }
 }
 
 /// The class of a verdict.

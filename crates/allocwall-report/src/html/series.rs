@@ -58,11 +58,10 @@ fn shares(series: &Series, walls: &[Wall]) -> Markup {
         let of = found.iter().flatten().last()?.of;
         let shares: Vec<Option<Interval>> =
             found.iter().map(|found| found.filter(|found| found.of == of)?.share).collect();
+        let points = shares.iter().map(|share| share.map(|share| share.point)).collect();
         Some(Line {
-            name: format!("{}, {}", wall.title(), whole(*wall, of)),
-            colour: Colour::Line(nth),
-            values: shares.iter().map(|share| share.map(|share| share.point)).collect(),
             band: shares.iter().map(|share| share.map(|share| (share.low, share.high))).collect(),
+            ..Line::new(format!("{}, {}", wall.title(), whole(*wall, of)), Colour::Line(nth), points)
         })
     });
     let lines: Vec<Line> = lines.collect();
@@ -79,7 +78,8 @@ fn shares(series: &Series, walls: &[Wall]) -> Markup {
         xs,
         x_title: "start",
         x_shown: &time,
-        y: Axis::from_zero(ends.fold(0.01, f64::max), shown),
+        // Lines are at whole percents.
+        y: Axis::from_zero(ends.fold(0.04, f64::max), shown),
         series: lines,
         shown: &shown,
         linked: "windows",

@@ -256,19 +256,51 @@ fn axes_have_lines_at_round_values() {
     };
     let x = ["0 s", "2 s", "4 s", "6 s", "8 s", "10 s"].map(String::from);
     for (y, labels) in [
-        (Axis::from_zero(0.9, |v| format!("{v:.1}")), &["0.5"][..]),
-        (Axis::bytes(2.9e7), &["10.0 MiB", "20.0 MiB"][..]),
+        (Axis::from_zero(0.9, |v| format!("{v:.1}")), &["0.0", "0.5", "1.0"][..]),
+        (Axis::from_zero(1234.0, super::chart::number), &["0", "500", "1,000", "1,500"][..]),
+        (Axis::bytes(2.9e7), &["0 B", "10.0 MiB", "20.0 MiB", "30.0 MiB"][..]),
         (Axis::log(9.0, 40.0, |v| format!("{v}")), &["10", "20"][..]),
         (Axis::log(1.0, 1e4, |v| format!("{v}")), &["1", "10", "100", "1000", "10000"][..]),
         // A single value, none, and one that is no number.
         (Axis::log(5.0, 5.0, |v| format!("{v}")), &["5"][..]),
-        (Axis::from_zero(0.0, |v| format!("{v:.1}")), &["0.5", "1.0"][..]),
-        (Axis::from_zero(f64::INFINITY, |v| format!("{v}")), &[][..]),
+        (Axis::from_zero(0.0, |v| format!("{v:.1}")), &["0.0", "0.5", "1.0"][..]),
+        (Axis::from_zero(f64::INFINITY, |v| format!("{v:.1}")), &["0.0", "0.5", "1.0"][..]),
     ] {
         let drawn = drawn(y);
         assert_eq!(drawn[..labels.len()], *labels, "{drawn:?}");
         assert_eq!(drawn[labels.len()..], x, "{drawn:?}");
     }
+}
+
+#[test]
+fn the_highest_line_is_at_or_above_the_largest_value() {
+    use super::chart::Axis;
+    for most in (1..400).map(|nth| f64::from(nth) * 0.37) {
+        for axis in [Axis::from_zero(most, |v| v.to_string()), Axis::bytes(most * 1e6)] {
+            assert!((3..=5).contains(&axis.lines()), "{most}: {}", axis.lines());
+        }
+        let highest = Axis::from_zero(most, |v| v.to_string());
+        assert!(
+            highest.ends().1 >= most * 0.999_999 && highest.ends().0 == 0.0,
+            "{most}: {:?}",
+            highest.ends()
+        );
+    }
+}
+
+#[test]
+fn nothing_has_no_sign() {
+    let none: f64 = std::iter::empty::<f64>().sum();
+    assert_eq!([super::chart::number(none), super::chart::number(-2.5)], ["0", "-2.50"]);
+}
+
+#[test]
+fn names_in_backticks_are_code_and_stay_text() {
+    let marked = |text: &str| super::page::marked(text).0;
+    assert_eq!(marked("most in `a<b>`."), "most in <code>a&lt;b&gt;</code>.");
+    // The near twins: no mark, and a single one.
+    assert_eq!(marked("most <of> it"), "most &lt;of&gt; it");
+    assert_eq!(marked("in `a` or `b"), "in <code>a</code> or `b");
 }
 
 fn with_ticks(case: &mut Case, throttled: Option<u64>) {
@@ -308,6 +340,80 @@ fn a_series_that_is_missing_is_named_with_its_reason() {
     let text = section(&page_of(&case), "timeline");
     assert!(text.contains("Table: Throttling") && text.contains("the quota is 0.50 CPUs"), "{text}");
     assert!(!text.contains("Throttling: not measured"), "{text}");
+}
+
+#[test]
+fn sizes_that_are_rarely_read_have_a_marker_for_each_reading() {
+    use allocwall_model::recording::Smaps;
+    let mut case = sketches::first_touch();
+    with_ticks(&mut case, None);
+    let mut timeline = |huge: u64| {
+        for (nth, tick) in case.rec.ticks.iter_mut().enumerate() {
+            tick.smaps = (nth % 20 == 0).then_some(Smaps { anon_huge: huge, ..Smaps::default() });
+        }
+        let page = page_of(&case);
+        (page.matches("class=\"line dot c2\"").count(), section(&page, "timeline"))
+    };
+    let (drawn, text) = timeline(8 << 20);
+    // Four readings, and the sample of the legend.
+    assert_eq!(drawn, 5, "{text}");
+    assert!(text.contains("were read 4 times in the window: a reading took "), "{text}");
+    assert!(text.contains("None in any reading: lazily freed.") && text.contains("8.0 MiB"), "{text}");
+    // The near twin: there are none.
+    let (drawn, text) = timeline(0);
+    assert!(drawn == 0 && text.contains("None in any reading: huge pages, lazily freed."), "{text}");
+}
+
+#[test]
+fn pauses_without_a_course_have_a_mend_a_link_and_a_place_among_the_limits() {
+    use allocwall_model::recording::{Figure, Runtime, RuntimeAccount};
+    let mut case = sketches::first_touch();
+    let pid = case.rec.processes[0].pid;
+    case.rec.processes[0].runtime = Ok(Runtime::Go { version: None });
+    let absent = || Absence::new(Reason::NotSupported, "not counted");
+    case.rec.accounts = vec![RuntimeAccount {
+        pid,
+        method: "memstats".into(),
+        over_ns: 15_000_000_000,
+        stopped_ns: Ok(Figure { value: allocwall_model::units::Interval::exact(2e9), sampled: false }),
+        collections: Ok(7),
+        collector_cpu_ns: Err(absent()),
+        allocated_bytes: Err(absent()),
+    }];
+    let page = page_of(&case);
+    let timeline = section(&page, "timeline");
+    assert!(
+        timeline.contains("the runtime tells only their sum. To measure it: start it with GODEBUG="),
+        "{timeline}"
+    );
+    assert!(page.contains("href=\"#runtimes\"") && page.contains("id=\"runtimes\""));
+    let missing = section(&page, "missing");
+    assert!(missing.contains("Pauses for the collector over time : the runtime tells only"), "{missing}");
+    // The near twin: it did not run.
+    case.rec.accounts[0].stopped_ns =
+        Ok(Figure { value: allocwall_model::units::Interval::exact(0.0), sampled: false });
+    let page = page_of(&case);
+    assert!(section(&page, "timeline").contains("Pauses for the collector: the collector did not run"));
+    assert!(!section(&page, "missing").contains("Pauses"), "{page}");
+}
+
+#[test]
+fn owners_have_one_colour() {
+    let mut case = sketches::first_touch();
+    with_ticks(&mut case, None);
+    let bill = crate::memory_text::tests::bill();
+    case.rec.resident = Ok(TargetMemory { bills: vec![bill], others: 0, unread: None });
+    let owners = vec![OwnerFaults { owner: Owner::Private, samples: 1, faults: 500 }];
+    let slice =
+        |nth: u64| FaultSlice { t_ns: nth * 500_000_000, over_ns: 500_000_000, owners: owners.clone() };
+    case.rec.fault_slices = (0..30).map(slice).collect();
+    let page = page_of(&case);
+    let private = super::page::hex(crate::palette::of_owner(Owner::Private));
+    let part = |id: &str| {
+        let from = page.find(&format!("<section id=\"{id}\"")).unwrap();
+        page[from..from + page[from..].find("</section>").unwrap()].matches(&private).count()
+    };
+    assert!(part("timeline") > 0 && part("memory") > 0);
 }
 
 #[test]
@@ -408,11 +514,52 @@ fn a_trial_begins_with_its_outcome_and_has_the_figures_of_the_text() {
     }
     let effects = section(&page_of_trial(&trial_sketches::one_better()), "effects");
     assert!(effects.contains("-12.0 to -5.0 %"), "the prediction: {effects}");
+    assert!(effects.contains("predicted before the trial"), "{effects}");
     let effects = section(&page_of_trial(&trial_sketches::mixed()), "effects");
     assert!(
         effects.contains("refuted:") && effects.contains("this machine has no such library"),
         "{effects}"
     );
+}
+
+#[test]
+fn a_metric_that_was_not_measured_is_not_called_unresolved() {
+    let mut outcome = trial_sketches::one_better();
+    let other = outcome.comparisons.iter().position(|c| !trial_text::is_primary(&outcome, c)).expect("one");
+    let title = trial_text::title(&outcome, &outcome.comparisons[other]);
+    let measured = section(&page_of_trial(&outcome), "effects");
+    assert!(!measured.contains(&format!("{title}: not measured")), "{measured}");
+    outcome.comparisons[other].effect = Err(Absence::new(Reason::TooLittle, "too coarse").mend("run longer"));
+    outcome.comparisons[other].outcome = allocwall_trial::Outcome::Unresolved;
+    outcome.comparisons[other].predicted = None;
+    let text = section(&page_of_trial(&outcome), "effects");
+    let note = format!("{title}: not measured: too coarse. To measure it: run longer");
+    assert!(text.contains(&note), "{note}: {text}");
+    // A primary metric keeps its row.
+    let primary = outcome.comparisons.iter().position(|c| trial_text::is_primary(&outcome, c)).expect("one");
+    outcome.comparisons[primary].effect = Err(Absence::new(Reason::TooLittle, "too few"));
+    outcome.comparisons[primary].outcome = allocwall_trial::Outcome::Unresolved;
+    let text = section(&page_of_trial(&outcome), "effects");
+    assert!(text.contains("– not measured"), "{text}");
+}
+
+#[test]
+fn the_scale_is_that_of_the_primary_metrics_and_arrows_point_beyond() {
+    use allocwall_model::units::Interval;
+    let mut outcome = trial_sketches::one_better();
+    for c in outcome.comparisons.iter_mut().chain(&mut outcome.baseline) {
+        (c.effect, c.predicted) = (Ok(Interval::new(-0.03, 0.01, 0.04)), None);
+    }
+    let page = page_of_trial(&outcome);
+    let text = section(&page, "effects");
+    assert!(text.contains("-5.0 % 0 +5.0 %"), "{text}");
+    assert!(!text.contains("beyond the scale") && !text.contains("predicted before"), "{text}");
+    let other = outcome.comparisons.iter().position(|c| !trial_text::is_primary(&outcome, c)).expect("one");
+    outcome.comparisons[other].effect = Ok(Interval::new(1.2, 1.55, 1.8));
+    let page = page_of_trial(&outcome);
+    let text = section(&page, "effects");
+    assert!(text.contains("-5.0 % 0 +5.0 %") && text.contains("beyond the scale"), "{text}");
+    assert_eq!(page.matches("<path class=\"effect\"").count(), 1);
 }
 
 #[test]
@@ -453,12 +600,13 @@ fn counted_calls_have_the_sentence_and_the_sizes_of_the_text() {
     assert!(section(&page, "latency").contains("1 in 2 "), "{}", section(&page, "latency"));
     assert!(page.contains("80\\u{1b}[2J") && !page.contains('\u{1b}'));
     // One point is no course.
-    assert!(!page.contains("id=\"time\""));
+    assert!(section(&page, "time").contains("Rates over time: not measured: "), "{page}");
     let mut longer = run;
     let point = longer.counted.series[0];
     longer.counted.series =
         (1..9).map(|nth| allocwall_model::allocations::Point { t_ns: nth * point.t_ns, ..point }).collect();
-    assert!(section(&count(&longer), "time").contains("Table: Calls"));
+    let longer = section(&count(&longer), "time");
+    assert!(longer.contains("Table: Calls") && !longer.contains("not measured"), "{longer}");
 }
 
 /// With ALLOCWALL_PAGES=folder the test writes pages there: of the cases, and of many samples.

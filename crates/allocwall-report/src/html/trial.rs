@@ -1,7 +1,9 @@
 //! The report of a trial: the outcome, each comparison with its interval beside the prediction, every run, latencies, settings.
 
-use super::chart::{Colour, Series, slowest};
-use super::page::{Document, Section, class, command, facts, notes, percent, table, word};
+use super::chart::{Colour, Series, round_up, slowest};
+use super::page::{
+    Document, Section, absent_by_reason, class, command, facts, headed_table, notes, percent, table, word,
+};
 use crate::layout::elide_middle;
 use crate::recordings::utc;
 use crate::trial_text as text;
@@ -73,11 +75,14 @@ fn arm_name(case: &Case, arm: usize) -> String {
 fn effects(case: &Case) -> Section {
     let outcome = case.outcome;
     let scale = Scale::of(outcome);
+    let drawn: Vec<&Comparison> =
+        outcome.comparisons.iter().chain(&outcome.baseline).filter(|c| has_row(outcome, c)).collect();
     let body = html! {
         ul.legend {
             li { (mark("effect")) "measured, with its interval" }
-            li { (mark("predicted")) "predicted before the trial" }
+            @if drawn.iter().any(|c| c.predicted.is_some()) { li { (mark("predicted")) "predicted before the trial" } }
             li { (mark("margin")) "too small to matter, or noise of the baseline" }
+            @if drawn.iter().any(|c| scale.is_beyond(c)) { li { "▶ beyond the scale" } }
         }
         @for arm in BASELINES..outcome.design.arms.len() {
             h3 { (arm_name(case, arm)) }
@@ -98,88 +103,123 @@ fn effects(case: &Case) -> Section {
 fn compared(case: &Case, scale: &Scale, comparisons: &[Comparison], arm: usize) -> Markup {
     let outcome = case.outcome;
     let interval = text::interval_head(comparisons);
-    let heads =
-        ["metric", "change", "baseline", "this arm", "effect", &interval, "outcome", "predicted", "margin"];
-    let rows = comparisons.iter().map(|c| {
+    let plain = |head: &str| html! { (head) };
+    // A phone shows what is left of the drawing.
+    let mut heads = ["metric", "effect", "outcome"].map(plain).to_vec();
+    heads.push(scale.head());
+    heads.extend([&interval, "baseline", "this arm", "margin"].map(plain));
+    let predicted = comparisons.iter().any(|c| c.predicted.is_some());
+    heads.extend(predicted.then(|| plain("predicted")));
+    let (shown, folded): (Vec<&Comparison>, Vec<&Comparison>) =
+        comparisons.iter().partition(|c| has_row(outcome, c));
+    let rows = shown.into_iter().map(|c| {
         let metric = outcome.metric(&c.metric);
         let treated = outcome.summaries[c.arm].medians.get(&c.metric);
         let effect = c.effect.as_ref().ok();
-        let cells = vec![
+        let mut cells = vec![
+            html! { (effect.map_or("–".into(), |effect| text::change(effect.point))) },
+            match effect {
+                Some(_) => word(c.outcome),
+                None => html! { span.outcome.plain { "not measured" } },
+            },
             scale.draw(c),
+            html! { (effect.map_or(String::new(), |effect| text::range(*effect))) },
             html! { (text::value(metric, outcome.untreated_median(c))) },
             html! { (text::value(metric, treated)) },
-            html! { (effect.map_or("not measured".into(), |effect| text::change(effect.point))) },
-            html! { (effect.map_or(String::new(), |effect| text::range(*effect))) },
-            word(c.outcome),
-            html! { (c.predicted.map_or("–".into(), text::range)) },
             html! { "±" (text::percent(c.margin)) },
         ];
+        cells.extend(predicted.then(|| html! { (c.predicted.map_or("–".into(), text::range)) }));
         let title = text::title(outcome, c);
         (html! { @if text::is_primary(outcome, c) { strong { (title) } } @else { (title) } }, cells)
     });
-    let every = |_: &TrialResult, _: &Comparison| true;
+    let unmeasured =
+        folded.into_iter().filter_map(|c| Some((text::title(outcome, c), c.effect.as_ref().err()?)));
     html! {
-        (table(&format!("Effects: {}", arm_name(case, arm)), &heads, rows))
+        (headed_table(&format!("Effects: {}", arm_name(case, arm)), heads, rows))
+        (absent_by_reason(unmeasured))
         (notes(|page| {
             text::failures(page, outcome, arm, "failed");
-            text::notes(page, outcome, comparisons, every);
+            text::notes(page, outcome, comparisons, has_row);
             text::lazily_freed(page, outcome, arm);
         }))
     }
 }
 
-/// The scale of all comparisons: relative changes around zero.
+/// The other metrics have nothing to show but the reason.
+fn has_row(outcome: &TrialResult, c: &Comparison) -> bool {
+    c.effect.is_ok() || c.predicted.is_some() || text::is_primary(outcome, c)
+}
+
+/// The scale of all comparisons: relative changes from `-most` to `most`.
 struct Scale {
-    least: f64,
     most: f64,
 }
 
 impl Scale {
-    /// Beyond, a change is cut: one wild metric would make the others invisible.
-    const WIDEST: f64 = 1.0;
+    /// Smaller changes are rarely of interest; larger ones are cut.
+    const LIMITS: (f64, f64) = (0.02, 1.0);
 
+    /// That of the primary metrics: one wild metric would make the others invisible.
     fn of(outcome: &TrialResult) -> Scale {
         let all = outcome.comparisons.iter().chain(&outcome.baseline);
-        let ends = all.flat_map(|c| {
-            let intervals =
-                c.effect.iter().copied().chain(c.predicted).chain([Interval::new(-c.margin, 0.0, c.margin)]);
-            intervals.flat_map(|i| [i.low, i.high]).collect::<Vec<_>>()
+        let ends = all.filter(|c| text::is_primary(outcome, c)).flat_map(|c| {
+            let intervals = c.effect.iter().copied().chain(c.predicted);
+            intervals.flat_map(|i| [i.low, i.high]).chain([c.margin]).collect::<Vec<_>>()
         });
-        let (mut least, mut most) = (-0.01, 0.01);
-        for end in ends.filter(|end| end.is_finite()) {
-            least = f64::min(least, end.max(-Self::WIDEST));
-            most = f64::max(most, end.min(Self::WIDEST));
-        }
-        Scale { least, most }
+        let (least, widest) = Self::LIMITS;
+        let most = ends.map(f64::abs).filter(|end| end.is_finite()).fold(least, f64::max);
+        Scale { most: round_up(most.min(widest)) }
     }
 
     fn at(&self, change: f64) -> String {
-        // Some room for dots at the ends.
-        percent(0.03 + 0.94 * (change.clamp(self.least, self.most) - self.least) / (self.most - self.least))
+        // Some room for labels and dots at the ends.
+        percent(0.5 + 0.42 * (change / self.most).clamp(-1.0, 1.0))
     }
 
     fn width(&self, low: f64, high: f64) -> String {
-        percent(
-            0.94 * (high.clamp(self.least, self.most) - low.clamp(self.least, self.most))
-                / (self.most - self.least),
-        )
+        percent(0.42 * ((high / self.most).clamp(-1.0, 1.0) - (low / self.most).clamp(-1.0, 1.0)))
+    }
+
+    fn is_beyond(&self, c: &Comparison) -> bool {
+        c.effect.iter().chain(&c.predicted).any(|i| i.low < -self.most || i.high > self.most)
+    }
+
+    fn head(&self) -> Markup {
+        html! {
+            "change"
+            svg.bar.forest width="100%" height="14" aria-hidden="true" {
+                @for (change, label) in [(-self.most, text::change(-self.most)), (0.0, "0".into()), (self.most, text::change(self.most))] {
+                    text x=(self.at(change)) y="10" text-anchor="middle" { (label) }
+                }
+            }
+        }
     }
 
     fn draw(&self, c: &Comparison) -> Markup {
         html! {
             svg.bar.forest width="100%" height="26" aria-hidden="true" {
                 rect.margin x=(self.at(-c.margin)) y="0" width=(self.width(-c.margin, c.margin)) height="26" {}
+                @for end in [-self.most, self.most] { line.grid x1=(self.at(end)) x2=(self.at(end)) y1="0" y2="26" {} }
                 line.zero x1=(self.at(0.0)) x2=(self.at(0.0)) y1="0" y2="26" {}
-                @if let Some(predicted) = c.predicted {
-                    line.predicted x1=(self.at(predicted.low)) x2=(self.at(predicted.high)) y1="20" y2="20" {}
-                    circle.predicted cx=(self.at(predicted.point)) cy="20" r="3" {}
-                }
-                @if let Ok(effect) = &c.effect {
-                    line.effect x1=(self.at(effect.low)) x2=(self.at(effect.high)) y1="9" y2="9" {}
-                    circle.effect cx=(self.at(effect.point)) cy="9" r="4.5" {}
-                }
+                @if let Some(predicted) = &c.predicted { (self.interval("predicted", predicted, 20, "3")) }
+                @if let Ok(effect) = &c.effect { (self.interval("effect", effect, 9, "4.5")) }
             }
         }
+    }
+
+    /// A dot in its interval. Arrows point to what is beyond the scale.
+    fn interval(&self, class: &str, interval: &Interval, y: u32, radius: &str) -> Markup {
+        let Interval { low, point, high } = *interval;
+        html! {
+            line.(class) x1=(self.at(low)) x2=(self.at(high)) y1=(y) y2=(y) {}
+            @if point.abs() <= self.most { circle.(class) cx=(self.at(point)) cy=(y) r=(radius) {} }
+            @if low < -self.most { (self.arrow(class, -self.most, y, "M2 -5L-7 0L2 5z")) }
+            @if high > self.most { (self.arrow(class, self.most, y, "M-2 -5L7 0L-2 5z")) }
+        }
+    }
+
+    fn arrow(&self, class: &str, end: f64, y: u32, path: &str) -> Markup {
+        html! { svg x=(self.at(end)) y=(y) { path.(class) d=(path) {} } }
     }
 }
 
@@ -296,7 +336,7 @@ fn percentiles(case: &Case, load: &str, metrics: &[(f64, &Metric)]) -> Markup {
     let series: Vec<Series> = (0..case.outcome.design.arms.len())
         .map(|arm| {
             let (values, band) = metrics.iter().map(|(_, metric)| middle(arm, metric)).unzip();
-            Series { name: arm_name(case, arm), colour: Colour::Line(arm), values, band }
+            Series { band, ..Series::new(arm_name(case, arm), Colour::Line(arm), values) }
         })
         .collect();
     let unit = "the slowest request of so many; median of the runs, with its 95 % interval";

@@ -108,7 +108,7 @@ impl Limits {
         }
     }
 
-    fn add(&mut self, absence: &Absence, hidden: String) {
+    pub(crate) fn add(&mut self, absence: &Absence, hidden: String) {
         // Whatever root would get is one obstacle.
         let same = |a: &Absence| {
             a.detail == absence.detail

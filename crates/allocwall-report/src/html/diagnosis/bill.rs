@@ -2,11 +2,10 @@
 
 use super::{Case, notes, page};
 use crate::html::chart::{bar, whole};
-use crate::html::page::{Section, absent, hex, table};
+use crate::html::page::{Section, absent, absent_by_reason, hex, table};
 use crate::palette::fill;
 use crate::text::bill as text;
 use allocwall_diagnose::bill::{Bill, CpuLine};
-use allocwall_model::units::Absence;
 use maud::{Markup, html};
 
 /// Waits have no colours of their own.
@@ -79,15 +78,10 @@ fn waits(bill: &Bill) -> Markup {
         (html! { (line.class.title()) }, cells)
     });
     let zero: Vec<&str> = zero.iter().map(|(line, _)| line.class.title()).collect();
-    let mut missing: Vec<(&Absence, Vec<&str>)> = vec![];
-    for line in &bill.off_cpu {
-        if let Err(absence) = &line.thread_s {
-            match missing.iter_mut().find(|(known, _)| *known == absence) {
-                Some((_, titles)) => titles.push(line.class.title()),
-                None => missing.push((absence, vec![line.class.title()])),
-            }
-        }
-    }
+    let missing = bill
+        .off_cpu
+        .iter()
+        .filter_map(|line| Some((line.class.title().into(), line.thread_s.as_ref().err()?)));
     html! {
         h3 { "Waits" }
         p.aside { (format!("of {all:.1} thread-seconds in total")) }
@@ -95,6 +89,6 @@ fn waits(bill: &Bill) -> Markup {
             (table("Time of threads that wait", &["wait", "bar", "share", "thread-s", "95 % interval"], rows))
         }
         @if !zero.is_empty() { p.note { "0.00: " (zero.join(", ")) } }
-        @for (absence, titles) in missing { (absent(&titles.join(", "), absence)) }
+        (absent_by_reason(missing))
     }
 }

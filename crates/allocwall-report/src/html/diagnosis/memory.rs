@@ -2,13 +2,12 @@
 
 use super::{Case, notes};
 use crate::html::chart::{bar, whole};
-use crate::html::page::{Section, absent, table};
+use crate::html::page::{Section, absent, hex, table};
 use crate::memory_text as text;
+use crate::palette::of_owner;
+use allocwall_model::catalogue::owners::Owner;
 use allocwall_model::resident::{ResidentBill, TargetMemory};
 use maud::{Markup, html};
-
-/// Of rows, in their order: neighbours differ in lightness.
-const FILLS: [&str; 6] = ["#56b4e9", "#e69f00", "#a8d7f2", "#d5895a", "#c8b4dc", "#bdbdbd"];
 
 pub(super) fn section(case: &Case) -> Section {
     let (aside, body) = match &case.rec.resident {
@@ -24,16 +23,16 @@ pub(super) fn section(case: &Case) -> Section {
 fn rows(case: &Case, memory: &TargetMemory, bill: &ResidentBill) -> Markup {
     let known = text::Known::of(case.rec, case.bill.rates.resident_end, bill);
     let rows = text::shown(bill);
-    let fill = |nth: usize| FILLS[nth % FILLS.len()];
-    let cells = rows.iter().enumerate().map(|(nth, row)| {
-        let bar = bar(row.share, None, fill(nth));
+    let fill = |row: &text::Shown| hex(of_owner(row.owner.of_faults().unwrap_or(Owner::Unknown)));
+    let cells = rows.iter().map(|row| {
+        let bar = bar(row.share, None, &fill(row));
         (
-            html! { (row.title) },
+            html! { (row.owner.title()) },
             std::iter::once(bar).chain(row.cells.iter().map(|text| html! { (text) })).collect(),
         )
     });
     html! {
-        (whole(rows.iter().enumerate().map(|(nth, row)| (row.share, fill(nth).to_owned()))))
+        (whole(rows.iter().map(|row| (row.share, fill(row)))))
         (table("Resident memory by owner", &["owner", "bar", "resident", "live", "free", "lazily freed", "live, 95 % interval"], cells))
         (notes(|page| text::about(page, memory, bill, known)))
     }

@@ -10,7 +10,7 @@ mod settings;
 mod sites;
 mod timeline;
 
-use super::page::{Document, notes};
+use super::page::{Document, marked, notes};
 use crate::text::missing::Limits;
 use crate::text::remedies::gain;
 use crate::text::{ladder::word, page, verdict as text};
@@ -18,7 +18,7 @@ use allocwall_diagnose::bill::{Bill, Classified};
 use allocwall_diagnose::{Status, Verdict};
 use allocwall_model::catalogue::remedies::find;
 use allocwall_model::recording::Recording;
-use allocwall_model::units::Measured;
+use allocwall_model::units::{Measured, Reason};
 use allocwall_trial::TrialResult;
 use maud::{Markup, html};
 
@@ -57,7 +57,11 @@ pub fn verified(
     file: Option<&str>,
     tried: Option<&Measured<Tried>>,
 ) -> String {
-    let limits = Limits::of(rec, bill, verdict);
+    let mut limits = Limits::of(rec, bill, verdict);
+    // Only this report has pauses over time.
+    if let Some(absence) = timeline::pauses_absent(rec).filter(|why| why.reason != Reason::NotApplicable) {
+        limits.add(&absence, format!("{} over time", timeline::PAUSES));
+    }
     let case = Case { rec, bill, verdict, file, tried, classified: Classified::of(rec), limits };
     let document = Document {
         title: format!("{} · allocwall", short(&text::target(rec), 80)),
@@ -90,7 +94,7 @@ fn head(case: &Case) -> Markup {
             @if let Some(warning) = text::ended(rec) { p.warning { (warning) } }
             div.verdict.(if has_wall { "bad" } else { "good" }) {
                 h2 { "Verdict" }
-                p.sentence { (short(&verdict.sentence, 2000)) }
+                p.sentence { (marked(&short(&verdict.sentence, 2000))) }
                 @if let Some(first) = verdict.remedies.first() {
                     p.facts { "First remedy: " a href="#remedies" { (first.title) } ", " (gain(first, find(&first.remedy))) }
                 }

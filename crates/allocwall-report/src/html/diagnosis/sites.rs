@@ -6,6 +6,9 @@ use crate::text::{runtimes, sites};
 use crate::{allocations, counters};
 use maud::html;
 
+/// The anchor of what runtimes count.
+pub(super) const RUNTIMES: &str = "runtimes";
+
 /// Columns of a call site.
 const ROOM: usize = 160;
 
@@ -22,7 +25,7 @@ pub(super) fn section(case: &Case) -> Section {
         }
         (printed("Page faults", |page| sites::faulted(page, bill)))
         (printed("Calls of the allocator", |page| allocations::section::section(page, rec)))
-        (printed("Runtimes", |page| runtimes::section(page, rec)))
+        div id=(RUNTIMES) { (printed("Runtimes", |page| runtimes::section(page, rec))) }
         (printed("Counters", |page| counters::section(page, rec, bill)))
     };
     let aside = "functions that caused each large line, and whose memory the page faults are about";

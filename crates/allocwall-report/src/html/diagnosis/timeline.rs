@@ -1,14 +1,15 @@
 //! The window over time: charts with one axis and one cursor.
 
 use super::Case;
-use crate::html::chart::{Axis, Chart, Colour, Place, Series};
+use super::sites::RUNTIMES;
+use crate::html::chart::{Axis, Chart, Colour, Place, Series, number, time};
 use crate::html::page::{Section, absent, hex};
-use crate::palette::fill;
+use crate::palette::{fill, of_owner};
 use crate::text::bytes;
 use allocwall_model::catalogue::cost::CostClass;
 use allocwall_model::catalogue::owners::Owner;
-use allocwall_model::recording::{Figure, ProbeName, Recording, RuntimeAccount, Tick, gained};
-use allocwall_model::units::{Absence, Measured, Reason, thousands};
+use allocwall_model::recording::{Figure, ProbeName, Recording, Runtime, SmapsCost, Tick, gained};
+use allocwall_model::units::{Absence, Measured, Reason, count};
 use maud::{Markup, html};
 use std::collections::BTreeMap;
 
@@ -22,9 +23,8 @@ const SAMPLES: usize = 25;
 const STACKED: usize = 9;
 /// Of what has no colour of its own.
 const REST: &str = "#9a9a9a";
-/// Of owners of page faults, in the order in which they are stacked.
-const FILLS: [&str; STACKED] =
-    ["#56b4e9", "#e69f00", "#a8d7f2", "#d5895a", "#c8b4dc", "#78c8a0", "#f0e442", "#cc8cb4", "#bdbdbd"];
+/// The title of a chart, and what the page lists where the chart is missing.
+pub(super) const PAUSES: &str = "Pauses for the collector";
 
 pub(super) fn section(case: &Case) -> Section {
     let charts: [(&str, Measured<Markup>); 5] = [
@@ -32,7 +32,7 @@ pub(super) fn section(case: &Case) -> Section {
         ("Page faults", faults(case)),
         ("Resident memory", resident(case)),
         ("Throttling", throttling(case)),
-        ("Pauses for the collector", pauses(case)),
+        (PAUSES, pauses(case)),
     ];
     let body = html! {
         @for (title, chart) in charts {
@@ -49,18 +49,6 @@ pub(super) fn section(case: &Case) -> Section {
 
 fn seconds(ns: u64) -> f64 {
     ns as f64 / 1e9
-}
-
-/// The number in few digits.
-fn number(value: f64) -> String {
-    // The sum of no value is −0.
-    let value = value + 0.0;
-    match value.abs() {
-        v if v >= 1000.0 => thousands(value.round() as u64),
-        v if v >= 100.0 || v.fract() == 0.0 => format!("{value:.0}"),
-        v if v >= 10.0 => format!("{value:.1}"),
-        _ => format!("{value:.2}"),
-    }
 }
 
 fn chart(
@@ -112,17 +100,13 @@ fn folded(mut all: Vec<Series>) -> Vec<Series> {
     let (kept, small): (Vec<Series>, Vec<Series>) = all.into_iter().partition(|series| total(series) > least);
     let rows = small.first().map_or(0, |series| series.values.len());
     let sum = |row: usize| Some(small.iter().filter_map(|series| series.values[row]).sum());
-    let rest = Series {
-        name: format!("{} smaller", small.len()),
-        colour: Colour::Fixed(REST.into()),
-        values: (0..rows).map(sum).collect(),
-        band: vec![],
-    };
+    let name = format!("{} smaller", small.len());
+    let rest = Series::new(name, Colour::Fixed(REST.into()), (0..rows).map(sum).collect());
     kept.into_iter().chain([rest]).collect()
 }
 
 fn line(nth: usize, name: &str, values: Vec<Option<f64>>) -> Series {
-    Series { name: name.into(), colour: Colour::Line(nth), values, band: vec![] }
+    Series::new(name, Colour::Line(nth), values)
 }
 
 fn cpu(case: &Case) -> Measured<Markup> {
@@ -140,11 +124,9 @@ fn cpu(case: &Case) -> Measured<Markup> {
         let slice = (seconds(sample.t_ns) / slice_s) as usize;
         cpus.entry(*class).or_insert_with(|| vec![0.0; slices])[slice.min(slices - 1)] += each;
     }
-    let series = cpus.into_iter().map(|(class, values)| Series {
-        name: class.title().into(),
-        colour: Colour::Fixed(hex(fill(class))),
-        values: values.into_iter().map(Some).collect(),
-        band: vec![],
+    let series = cpus.into_iter().map(|(class, values)| {
+        let values = values.into_iter().map(Some).collect();
+        Series::new(class.title(), Colour::Fixed(hex(fill(class))), values)
     });
     let series = folded(series.collect());
     let edges = (0..=slices).map(|nth| nth as f64 * slice_s).collect();
@@ -217,15 +199,10 @@ fn faults(case: &Case) -> Measured<Markup> {
         }
         true => {
             let ticks = counted(rec)?;
-            let kind = |name: &str, colour: &str, read: fn(&Tick) -> u64| Series {
-                name: name.into(),
-                colour: Colour::Fixed(colour.into()),
-                values: rates(&ticks, |tick| Some(read(tick))),
-                band: vec![],
-            };
+            let rate = |read: fn(&Tick) -> u64| rates(&ticks, |tick| Some(read(tick)));
             let kinds = vec![
-                kind("minor faults", FILLS[0], |tick| tick.minor_faults),
-                kind("major faults, which read from storage", FILLS[1], |tick| tick.major_faults),
+                line(0, "minor faults", rate(|tick| tick.minor_faults)),
+                line(1, "major faults, which read from storage", rate(|tick| tick.major_faults)),
             ];
             (starts(&ticks), kinds, ("Page faults by kind", "a second"))
         }
@@ -251,15 +228,9 @@ fn by_owner(rec: &Recording) -> Option<(Vec<f64>, Vec<Series>)> {
         let faults: f64 = of_owner.map(|faults| f64::from(faults.faults)).sum();
         (over_s > 0.0).then(|| faults / over_s)
     };
-    let fill = |owner: Owner| match owner {
-        Owner::Unknown => REST,
-        owner => FILLS[owner as usize % FILLS.len()],
-    };
-    let series = Owner::ALL.into_iter().map(|owner| Series {
-        name: owner.title().into(),
-        colour: Colour::Fixed(fill(owner).into()),
-        values: parts().map(|part| rate(owner, part)).collect(),
-        band: vec![],
+    let series = Owner::ALL.into_iter().map(|owner| {
+        let values = parts().map(|part| rate(owner, part)).collect();
+        Series::new(owner.title(), Colour::Fixed(hex(of_owner(owner))), values)
     });
     let xs = edges.iter().map(|edge| seconds(times[*edge])).collect();
     (!edges.is_empty()).then(|| (xs, folded(series.collect())))
@@ -284,8 +255,8 @@ fn resident(case: &Case) -> Measured<Markup> {
     let mut series = vec![
         line(0, "resident", read(&|tick| Some(tick.resident))),
         line(1, "anonymous", read(&|tick| tick.anonymous)),
-        line(2, "huge pages", read(&|tick| Some(tick.smaps?.anon_huge))),
-        line(3, "lazily freed", read(&|tick| Some(tick.smaps?.lazy_free))),
+        Series { rare: true, ..line(2, "huge pages", read(&|tick| Some(tick.smaps?.anon_huge))) },
+        Series { rare: true, ..line(3, "lazily freed", read(&|tick| Some(tick.smaps?.lazy_free))) },
     ];
     let live = live(rec);
     if let Live::Measured(live) = live {
@@ -300,8 +271,12 @@ fn resident(case: &Case) -> Measured<Markup> {
             series[2].values.iter().all(Option::is_none),
         ),
     ];
-    series.retain(|series| series.values.iter().any(Option::is_some));
+    // Few readings of nothing would look like memory that comes and goes.
+    let is_none = |series: &Series| series.rare && series.values.iter().flatten().all(|bytes| *bytes <= 0.0);
+    let none: Vec<String> = series.iter().filter(|one| is_none(one)).map(|one| one.name.clone()).collect();
+    series.retain(|series| series.values.iter().any(Option::is_some) && !is_none(series));
     let note = html! {
+        @if !rare.is_empty() { p.note { (rarely_read(rec, rare.len(), &none)) } }
         @for (what, probe, is_unread) in unread {
             @if is_unread { (absent(what, &rec.probe_absence(probe).unwrap_or_else(too_few))) }
         }
@@ -316,6 +291,23 @@ fn resident(case: &Case) -> Measured<Markup> {
     let shown = |value: f64| bytes(value as u64);
     let title = ("Resident memory", "all processes of the target");
     Ok(chart(case, title, (Place::Points, xs), (y, series), &shown, Some(note)))
+}
+
+/// How often the sizes were read that cost the target time.
+fn rarely_read(rec: &Recording, readings: usize, none: &[String]) -> String {
+    let cost = match rec.smaps_cost {
+        Ok(SmapsCost { reads, ns }) if reads > 0 => format!(
+            ": a reading took {}, and calls that map memory may wait for it",
+            time(seconds(ns) / reads as f64)
+        ),
+        _ => String::new(),
+    };
+    let times = count(readings, "time");
+    let none = match none {
+        [] => String::new(),
+        none => format!(" None in any reading: {}.", none.join(", ")),
+    };
+    format!("Huge pages and lazily freed memory were read {times} in the window{cost}.{none}")
 }
 
 enum Live {
@@ -373,8 +365,15 @@ fn throttling(case: &Case) -> Measured<Markup> {
 
 fn pauses(case: &Case) -> Measured<Markup> {
     let rec = case.rec;
-    if rec.collecting.is_empty() {
-        return Err(no_pauses(rec));
+    match pauses_absent(rec) {
+        None => {}
+        Some(absence) if absence.reason == Reason::NotSupported => {
+            return Ok(html! {
+                (absent(PAUSES, &absence))
+                p.note { "Their sum: " a href={ "#" (RUNTIMES) } { "Runtimes" } }
+            });
+        }
+        Some(absence) => return Err(absence),
     }
     let slices = ((case.bill.window_s / SHORTEST_S) as usize).clamp(1, SLICES);
     let slice_ns = (rec.meta.window_ns / slices as u64).max(1);
@@ -412,25 +411,30 @@ fn pauses(case: &Case) -> Measured<Markup> {
 const LINES: usize = 4;
 
 /// Why there are no pauses over time.
-fn no_pauses(rec: &Recording) -> Absence {
-    let stopped = |account: &RuntimeAccount| account.stopped_ns.clone();
+pub(super) fn pauses_absent(rec: &Recording) -> Option<Absence> {
+    if !rec.collecting.is_empty() {
+        return None;
+    }
     let Some(account) = rec.accounts.first() else {
-        return Absence::new(Reason::NotApplicable, "no runtime with a collector was found");
+        return Some(Absence::new(Reason::NotApplicable, "no runtime with a collector was found"));
     };
-    match stopped(account) {
+    Some(match &account.stopped_ns {
         Ok(Figure { value, .. }) if value.high <= 0.0 => {
             Absence::new(Reason::NotApplicable, "the collector did not run")
         }
-        Ok(_) => Absence::new(Reason::NotSupported, "the runtime tells only their sum (see Runtimes)"),
-        Err(absence) => absence,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn nothing_has_no_sign() {
-        let none: f64 = std::iter::empty::<f64>().sum();
-        assert_eq!([super::number(none), super::number(-2.5)], ["0", "-2.50"]);
-    }
+        Ok(_) => {
+            let absence = Absence::new(Reason::NotSupported, "the runtime tells only their sum");
+            let process = rec.processes.iter().find(|process| process.pid == account.pid);
+            match process.map(|process| &process.runtime) {
+                Some(Ok(Runtime::Jvm { .. })) => {
+                    absence.mend("start java with -Xlog:gc, which logs each pause")
+                }
+                Some(Ok(Runtime::Go { .. })) => {
+                    absence.mend("start it with GODEBUG=gctrace=1, which logs each collection")
+                }
+                _ => absence,
+            }
+        }
+        Err(absence) => absence.clone(),
+    })
 }
