@@ -107,9 +107,10 @@ fn compared(case: &Case, scale: &Scale, comparisons: &[Comparison], arm: usize) 
     // A phone shows what is left of the drawing.
     let mut heads = ["metric", "effect", "outcome"].map(plain).to_vec();
     heads.push(scale.head());
-    heads.extend([&interval, "baseline", "this arm", "margin"].map(plain));
+    heads.push(plain(&interval));
     let predicted = comparisons.iter().any(|c| c.predicted.is_some());
     heads.extend(predicted.then(|| plain("predicted")));
+    heads.extend(["baseline", "this arm", "margin"].map(plain));
     let (shown, folded): (Vec<&Comparison>, Vec<&Comparison>) =
         comparisons.iter().partition(|c| has_row(outcome, c));
     let rows = shown.into_iter().map(|c| {
@@ -124,11 +125,13 @@ fn compared(case: &Case, scale: &Scale, comparisons: &[Comparison], arm: usize) 
             },
             scale.draw(c),
             html! { (effect.map_or(String::new(), |effect| text::range(*effect))) },
+        ];
+        cells.extend(predicted.then(|| html! { (c.predicted.map_or("–".into(), text::range)) }));
+        cells.extend([
             html! { (text::value(metric, outcome.untreated_median(c))) },
             html! { (text::value(metric, treated)) },
             html! { "±" (text::percent(c.margin)) },
-        ];
-        cells.extend(predicted.then(|| html! { (c.predicted.map_or("–".into(), text::range)) }));
+        ]);
         let title = text::title(outcome, c);
         (html! { @if text::is_primary(outcome, c) { strong { (title) } } @else { (title) } }, cells)
     });
