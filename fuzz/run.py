@@ -14,6 +14,7 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,6 +47,27 @@ def readers(binary):
     return dict(line.split() for line in lines if line)
 
 
+def fuzz(binary, name, longest, seconds):
+    """The number of inputs that a reader got, what there is to say, and whether it passed."""
+    corpus, found = TARGET / "fuzz-corpus" / name, TARGET / "fuzz-found" / name
+    for folder in (corpus, found):
+        folder.mkdir(parents=True, exist_ok=True)
+    command = [
+        binary, corpus, KEPT / name, *MORE.get(name, []), f"-max_total_time={seconds}", f"-max_len={longest}", f"-artifact_prefix={found}/",
+        "-print_final_stats=1", *LIMITS,
+    ]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, errors="replace", env={**os.environ, "READER": name})
+    units = re.search(r"number_of_executed_units: *(\d+)", ended.stderr) or re.search(r"#(\d+)", ended.stderr)
+    count = int(units[1]) if units else 0
+    covered = re.findall(r"cov: (\d+)", ended.stderr)
+    lines = [f"{name}: {count} inputs, {covered[-1] if covered else '?'} edges"]
+    if ended.returncode:
+        lines.append(f"failed: fuzz.{name}: exit status {ended.returncode}; repeat: READER={name} {binary} {found}/...")
+        telling = re.compile(r"panicked|ERROR|SUMMARY|deadly|BINGO|Test unit written|at crates/|in allocwall|timeout|oom")
+        lines += [line for line in ended.stderr.splitlines() if telling.search(line)][:30]
+    return count, lines, not ended.returncode
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("reader", nargs="*")
@@ -61,25 +83,13 @@ def main():
         parser.error(f"fuzz/kept has no input for {', '.join(missing)}: add one")
     chosen = args.reader or list(known)
     total, failed = 0, []
-    for name in chosen:
-        corpus, found = TARGET / "fuzz-corpus" / name, TARGET / "fuzz-found" / name
-        for folder in (corpus, found):
-            folder.mkdir(parents=True, exist_ok=True)
-        command = [
-            binary, corpus, KEPT / name, *MORE.get(name, []), f"-max_total_time={args.seconds}", f"-max_len={known[name]}",
-            f"-artifact_prefix={found}/", "-print_final_stats=1", *LIMITS,
-        ]
-        ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, errors="replace", env={**os.environ, "READER": name})
-        units = re.search(r"number_of_executed_units: *(\d+)", ended.stderr) or re.search(r"#(\d+)", ended.stderr)
-        count = int(units[1]) if units else 0
-        total += count
-        covered = re.findall(r"cov: (\d+)", ended.stderr)
-        print(f"{name}: {count} inputs, {covered[-1] if covered else '?'} edges", flush=True)
-        if ended.returncode:
-            failed.append(name)
-            print(f"failed: fuzz.{name}: exit status {ended.returncode}; repeat: READER={name} {binary} {found}/...")
-            telling = re.compile(r"panicked|ERROR|SUMMARY|deadly|BINGO|Test unit written|at crates/|in allocwall|timeout|oom")
-            print(*[line for line in ended.stderr.splitlines() if telling.search(line)][:30], sep="\n")
+    # Each takes one CPU. A long run may take all memory that it is allowed.
+    with ThreadPoolExecutor(2 if args.seconds < SHORT_S else 1) as pool:
+        for name, (count, lines, passed) in zip(chosen, pool.map(lambda name: fuzz(binary, name, known[name], args.seconds), chosen)):
+            total += count
+            print(*lines, sep="\n", flush=True)
+            if not passed:
+                failed.append(name)
     print(f"{total} inputs\n{len(chosen) - len(failed)} passed, {len(failed)} failed, 0 skipped")
     return 1 if failed else 0
 

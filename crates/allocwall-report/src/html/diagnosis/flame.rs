@@ -39,11 +39,12 @@ pub(super) fn section(case: &Case) -> Section {
 }
 
 fn graph(case: &Case, tree: &Tree) -> Markup {
-    let boxes = boxes(tree);
+    let (boxes, all) = (boxes(tree), case.rec.samples.len() as u64);
     html! {
         p.note {
-            (thousands(tree.samples)) " of " (thousands(case.rec.samples.len() as u64)) " samples are drawn. "
-            "A click or Enter zooms, Escape resets, arrow keys move."
+            (thousands(tree.samples)) " of " (thousands(all)) " samples are drawn"
+            @if tree.samples < all { ": those with a whole stack" }
+            ". A click or Enter zooms, Escape resets, arrow keys move."
             @if boxes.left_out { " Boxes that are too narrow to see are part of their callers." }
         }
         div.flame {
