@@ -157,7 +157,7 @@ mod tests {
         let found = page(&[("total_s", 0.7), ("faults", 0.1), ("cycles", 0.5)]);
         let verdict = found.find("thp better (−30.0 %)").unwrap_or_else(|| panic!("{found}"));
         assert!(verdict < found.find("<nav").unwrap());
-        assert_eq!(found.matches("<svg class=\"bar\"").count(), 2);
+        assert_eq!(found.matches("<svg class=\"bar whiskers\"").count(), 2);
         assert!(found.contains("class=\"whisker\"") && found.contains("<section id=\"counted\""));
         assert!(found.contains("&lt;b&gt;many") && !found.contains("<b>many"));
         // The near twin: nothing was timed or counted.
