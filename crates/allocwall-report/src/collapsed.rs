@@ -329,7 +329,7 @@ mod tests {
         // The twin: another program.
         rec.processes[1].comm = "sh".into();
         assert_eq!(roots(&rec), ["python3 (pid 4242)", "sh (pid 4300)"]);
-        // Without names, nobody knows whether they are one program.
+        // Without names, they may be different programs.
         rec.processes.clear();
         assert_eq!(roots(&rec), ["[unknown] (pid 4242)", "[unknown] (pid 4300)"]);
     }

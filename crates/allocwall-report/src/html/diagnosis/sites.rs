@@ -6,7 +6,7 @@ use crate::text::{runtimes, sites};
 use crate::{allocations, counters};
 use maud::html;
 
-/// The anchor of what runtimes count.
+/// The anchor of the accounts of runtimes.
 pub(super) const RUNTIMES: &str = "runtimes";
 
 /// Columns of a call site.
