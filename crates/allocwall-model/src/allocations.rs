@@ -75,7 +75,7 @@ pub fn class_sizes(class: usize) -> (u64, u64) {
 /// The number of size bands, each of which has some size classes.
 pub const BANDS: usize = 37;
 /// The number of age bands.
-pub const AGES: usize = 24;
+pub const AGES: usize = 26;
 
 /// The band of a size: 0 up to 16 bytes, then one for each doubling up to 2^40. The last one also has all larger sizes.
 pub fn band_of(size: u64) -> usize {
@@ -93,20 +93,18 @@ pub fn band_sizes(band: usize) -> (u64, u64) {
     }
 }
 
-/// The band of an age in nanoseconds: 0 below 256, then one for each factor of four. The last one is open.
+/// The band of an age in nanoseconds: 0 below 16, then one for each factor of four. The last one is open.
 pub fn age_band_of(age_ns: u64) -> usize {
     match age_ns {
-        0..256 => 0,
-        _ => ((age_ns.ilog2() as usize - 8) / 2 + 1).min(AGES - 1),
+        0..16 => 0,
+        _ => ((age_ns.ilog2() as usize - 4) / 2 + 1).min(AGES - 1),
     }
 }
 
-/// Where an age band begins and ends, in nanoseconds. The first one begins at 16.
+/// Where an age band begins and ends, in nanoseconds. Ages that are shorter than any call of malloc are in the first one, too.
 pub fn age_bounds(band: usize) -> (f64, f64) {
-    match band.min(AGES - 1) {
-        0 => (16.0, 256.0),
-        band => (64.0 * 4_f64.powi(band as i32), 256.0 * 4_f64.powi(band as i32)),
-    }
+    let low = 4.0 * 4_f64.powi(band.min(AGES - 1) as i32);
+    (low, 4.0 * low)
 }
 
 /// The chance that a call for `size` bytes is sampled, where the distances between samples are exponential with this mean.
@@ -954,7 +952,7 @@ mod tests {
             assert_eq!((band_of(low), band_of(high)), (band, band), "{low} to {high}");
         }
         assert_eq!(band_sizes(BANDS - 1).1, 1 << 40);
-        assert_eq!((age_band_of(0), age_band_of(255), age_band_of(u64::MAX)), (0, 0, AGES - 1));
+        assert_eq!((age_band_of(0), age_band_of(15), age_band_of(u64::MAX)), (0, 0, AGES - 1));
         for band in 1..AGES {
             let (low, high) = age_bounds(band);
             assert_eq!(low, age_bounds(band - 1).1, "{band}");

@@ -1254,15 +1254,14 @@ static int unfollow(const void *block, struct count_followed *to) {
     return 0;
 }
 
-/* Before the program has the block, so that nothing can free it meanwhile. */
-static int follow(const struct count_followed *from) {
-    const void *block = (const void *)from->address;
+/* Gets an entry for a block, before the program has it: nothing can free it meanwhile. NO_ENTRY if none is free. */
+#define NO_ENTRY COUNT_FOLLOWED_ENTRIES
+static size_t reserve(const void *block) {
     struct count_followed gone;
     /* An earlier block with this address was freed by a function that has no hook. */
     while (unfollow(block, &gone)) {
     }
-    uint8_t *cell = &page.cells[cell_of(block)];
-    if (peek(cell) < CELL_MOST)
+    if (peek(&page.cells[cell_of(block)]) < CELL_MOST)
         for (size_t probe = 0; probe < PROBES; probe++) {
             size_t at = entry_of(block, probe);
             struct count_followed *entry = PART(count_followed, COUNT_FOLLOWED_AT) + at;
@@ -1275,15 +1274,23 @@ static int follow(const struct count_followed *from) {
                 break;
             }
             page.touched[at] = 1;
-            copy((uint64_t *)entry + 1, (const uint64_t *)from + 1, sizeof *entry - 8);
-            store(&entry->address, from->address);
-            increase(cell, 1);
-            increase(&header->following, 1);
-            store(&page.keys[at], from->address);
-            return 1;
+            return at;
         }
     increase(&header->follow_failed, 1);
-    return 0;
+    return NO_ENTRY;
+}
+
+/* Fills a reserved entry. */
+static void follow(size_t at, const struct count_followed *from) {
+    /* As in drop(): the entry is the parent's. */
+    if (load(&page.keys[at]) != CHANGING)
+        return;
+    struct count_followed *entry = PART(count_followed, COUNT_FOLLOWED_AT) + at;
+    copy((uint64_t *)entry + 1, (const uint64_t *)from + 1, sizeof *entry - 8);
+    store(&entry->address, from->address);
+    increase(&page.cells[cell_of((const void *)from->address)], 1);
+    increase(&header->following, 1);
+    store(&page.keys[at], from->address);
 }
 
 /* ---- samples ----------------------------------------------------------------------------------------------------- */
@@ -1301,6 +1308,10 @@ static inline size_t class_of(size_t size) {
 
 static inline int is_due(struct count_slot *slot, size_t size) {
     return unlikely(falls_below_zero(&slot->left, (int64_t)(size + PER_CALL)));
+}
+
+static inline int will_be_due(const struct count_slot *slot, size_t size) {
+    return unlikely(slot->left < (int64_t)(size + PER_CALL));
 }
 
 static uint32_t latency(uint64_t before, uint64_t after) {
@@ -1341,24 +1352,29 @@ static OUTLINED void record(struct count_slot *slot, const void *block, size_t s
     };
     if (block && (int64_t)peek(&header->following) >= FOLLOWED_MOST && event.rank >= peek(&header->follow))
         thin();
-    if (block && event.rank >= peek(&header->follow)) {
+    size_t at = block && event.rank >= peek(&header->follow) ? reserve(block) : NO_ENTRY;
+    if (at != NO_ENTRY)
+        flags |= COUNT_FOLLOWED;
+    event.flags = (uint8_t)(block ? flags : flags | COUNT_FAILED);
+    write_event(&event);
+    adapt(slot, before);
+    slot->samples++;
+    /* Many blocks live for less time than their sample takes. */
+    uint64_t born = ticks();
+    slot->sample_ticks += born - after;
+    if (at != NO_ENTRY) {
         struct count_followed followed = {
             .address = event.address,
-            .born = before,
+            .born = born,
             .size = size,
             .stack = event.stack,
             .tid = self.tid,
             .shift = event.shift,
             .rank = event.rank,
-            .flags = (uint8_t)flags,
+            .flags = (uint8_t)(flags & ~COUNT_FOLLOWED),
         };
-        flags |= follow(&followed) ? COUNT_FOLLOWED : 0;
+        follow(at, &followed);
     }
-    event.flags = (uint8_t)(block ? flags : flags | COUNT_FAILED);
-    write_event(&event);
-    adapt(slot, before);
-    slot->samples++;
-    slot->sample_ticks += ticks() - after;
 }
 
 static OUTLINED void record_end(const struct count_followed *followed, unsigned flags, uint64_t before,
@@ -1604,7 +1620,18 @@ static int is_mapped(const void *block, size_t usable) {
     return in_glibc && usable >= 64 << 10 && (uintptr_t)block % PAGE == 16 && ((const size_t *)block)[-1] & 2;
 }
 
-static uintptr_t resize(unsigned what, void *old, size_t size, uintptr_t b, uintptr_t c) {
+/* Of a block without a mapping of its own. 0: unknown. */
+static inline size_t usable_size(const void *block) {
+#ifdef __x86_64__
+    /* malloc/malloc.c of glibc: the number before the block is its size with that number, and three bits are flags. On
+     * other processors, memory may have tags. */
+    if (likely(in_glibc))
+        return (((const size_t *)block)[-1] & ~(size_t)7) - sizeof(size_t);
+#endif
+    return knows_sizes ? next[USABLE_SIZE]((uintptr_t)block, 0, 0) : 0;
+}
+
+static OUTLINED uintptr_t resize_carefully(unsigned what, void *old, size_t size, uintptr_t b, uintptr_t c) {
     struct count_slot *slot;
     struct door door;
     struct count_followed followed;
@@ -1632,8 +1659,9 @@ static uintptr_t resize(unsigned what, void *old, size_t size, uintptr_t b, uint
     } else if (!result) {
         add(how, &slot->realloc_failed, 1);
         /* The block stays. */
-        if (was_followed)
-            follow(&followed);
+        size_t at = was_followed ? reserve(old) : NO_ENTRY;
+        if (at != NO_ENTRY)
+            follow(at, &followed);
     } else {
         int moved = result != (uintptr_t)old;
         size_t now = was_mapped ? call(USABLE_SIZE, result, 0, 0) : 0;
@@ -1654,6 +1682,32 @@ static uintptr_t resize(unsigned what, void *old, size_t size, uintptr_t b, uint
         record(slot, (const void *)result, size, COUNT_BY_REALLOC | moved, before, after);
     } else if (due) {
         draw(slot);
+    }
+    return result;
+}
+
+/* The usual path: of a block that is not followed and has no mapping of its own, and gets no sample now. */
+static inline __attribute__((always_inline)) uintptr_t resize(unsigned what, void *old, size_t size, uintptr_t b,
+                                                              uintptr_t c) {
+    int usual = is_attached() && !needs_door(what) && old && size && size < LARGE && (uintptr_t)old % PAGE != 16 &&
+                !may_be_followed(old) && !will_be_due(self.slot, size);
+    if (unlikely(!usual))
+        return resize_carefully(what, old, size, b, c);
+    struct count_slot *slot = self.slot;
+    size_t usable = usable_size(old);
+    uintptr_t result = next[what]((uintptr_t)old, b, c);
+    /* If a signal handler's calls came between, the next call gets the sample. */
+    (void)is_due(slot, size);
+    if (unlikely(!result)) {
+        bump(&slot->realloc_failed, 1);
+        return result;
+    }
+    bump(&slot->realloc_bytes, size);
+    if (result == (uintptr_t)old) {
+        bump(&slot->realloc_in_place, 1);
+    } else {
+        bump(&slot->realloc_moved, 1);
+        bump(&slot->copied_bytes, usable < size ? usable : size);
     }
     return result;
 }

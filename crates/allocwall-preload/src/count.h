@@ -242,7 +242,7 @@ struct count_event {
     /* The position of the stack of the allocation. Below COUNT_FIRST: none, and why (COUNT_STACK_...). A free has the
      * number that its allocation had. */
     uint64_t stack;
-    /* A free: the `ticks` of its allocation; with the address this names the block. An allocation: 0. */
+    /* A free: when the program got the block, in ticks: the sample of its allocation was complete. An allocation: 0. */
     uint64_t born;
     uint32_t latency; /* ticks of the call, with clock_cost; UINT32_MAX: that or more */
     uint32_t tid;     /* the thread that called */
@@ -304,7 +304,7 @@ _Static_assert(offsetof(struct count_stack, bytes) == 144, "the stack's bytes");
  */
 struct count_followed {
     uint64_t address; /* 0: no block; written last */
-    uint64_t born;    /* the `ticks` of the allocation's event */
+    uint64_t born;    /* as in count_event */
     uint64_t size;
     uint64_t stack;
     uint32_t tid;

@@ -327,7 +327,8 @@ impl Process {
     fn take_free(&mut self, event: &Event, chance: f64, shared: &mut Shared<'_>) {
         let size = event.size as f64;
         if let Ok(ns_per_tick) = self.ns_per_tick {
-            let ns = (event.ticks.saturating_sub(event.born) as f64 * ns_per_tick) as u64;
+            let ticks = event.ticks.saturating_sub(event.born).saturating_sub(self.header.clock_cost);
+            let ns = (ticks as f64 * ns_per_tick) as u64;
             self.lifetimes.by_blocks.add(ns, 1.0, chance);
             self.lifetimes.by_bytes.add(ns, size, chance);
             self.lives.ended(event, ns, chance);
