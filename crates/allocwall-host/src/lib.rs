@@ -2,6 +2,7 @@
 //! files take a root folder and parse bytes.
 
 pub mod alarm;
+pub mod apart;
 pub mod cgroup;
 pub mod clock;
 pub mod confined;

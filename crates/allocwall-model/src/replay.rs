@@ -5,7 +5,7 @@
 //! untouched costs less than its replay), all blocks of one size class have one size, and blocks end independently of one another,
 //! unless the exact counters show that a thread frees many of them together.
 
-use crate::allocations::{BANDS, CLASSES, Calls, Counted, CountedProcess, End, Life, Samples, ThreadCount};
+use crate::allocations::{BANDS, Bucket, CLASSES, Calls, Counted, CountedProcess, End, Samples, ThreadCount};
 use crate::allocations::{age_bounds, band_of, band_sizes, class_sizes};
 use crate::units::{Absence, Interval, Measured, Reason};
 use serde::{Deserialize, Serialize};
@@ -28,6 +28,8 @@ const LEAST_SWING: f64 = 16.0;
 /// Up to this number of blocks in use on average, and this swing of their number, there is one at a time. Readings of 0 and 1 make a swing
 /// of 17/15 (`Lives::swing`).
 const ONE: f64 = 1.5;
+/// So much longer a block seems to live because its sample leaves the thread's caches cold, at most. Seen where blocks live for 25 ns.
+const COLD_NS: f64 = 150.0;
 /// From this share of pairs on, an order of frees is taken to be the order of all.
 const MOSTLY: f64 = 0.75;
 /// The most lists that a mix has for one band of sizes, and the most sizes: above what [`Mix::of`] makes.
@@ -197,7 +199,7 @@ impl Mix {
         if sizes.is_empty() || fates.is_empty() {
             return Err(too_little("the sizes or lifetimes of the counted blocks are not known"));
         }
-        let resized_to = sums.shares(|band| band.resized_to);
+        let resized_to = shares(sums.0.iter().map(|band| band.resized_to));
         let resized_from = resized_from(&calls, &sizes, &fates, &resized_to);
         let batch = batch(main, &lanes, in_use(&sizes, &fates));
         let one_at_a_time = lanes.len() == 1 && one_at_a_time(main);
@@ -332,13 +334,6 @@ impl Sums {
         self.0.iter().flat_map(|band| &band.ended).any(|(_, end, _)| *end == End::FreedElsewhere)
     }
 
-    /// Shares of bands in a sum over all.
-    fn shares(&self, of: impl Fn(&Band) -> f64) -> Vec<(u8, f64)> {
-        let all: f64 = self.0.iter().map(&of).sum();
-        let parts = self.numbered().map(|(number, band)| (number, of(band)));
-        parts.filter(|(_, part)| *part > 0.0).map(|(number, part)| (number, part / all)).collect()
-    }
-
     /// Without those that stay in use, unless the heap grows.
     fn fates(&self, clock: &Clock, grows: bool) -> Vec<Fates> {
         let of_band = |(number, band): (u8, &Band)| {
@@ -411,14 +406,22 @@ fn resized_from(
         blocks[usize::from(*band)] += share * calls.reallocs() as f64;
     }
     let resized = |band: usize| -> f64 {
-        let nearest = fates.iter().min_by_key(|one| usize::from(one.band).abs_diff(band));
-        let ends = nearest.into_iter().flat_map(|one| &one.fates);
+        let ends = nearest(fates, band).into_iter().flat_map(|at| &fates[at].fates);
         ends.filter(|fate| fate.end == Some(End::Resized)).map(|fate| fate.share).sum()
     };
-    let parts = blocks.iter().enumerate().map(|(band, blocks)| (band as u8, blocks * resized(band)));
-    let parts: Vec<(u8, f64)> = parts.filter(|(_, part)| *part > 0.0).collect();
-    let all: f64 = parts.iter().map(|(_, part)| part).sum();
-    parts.into_iter().map(|(band, part)| (band, part / all)).collect()
+    shares(blocks.iter().enumerate().map(|(band, blocks)| blocks * resized(band)))
+}
+
+/// Which of the fates are those of a band of sizes: its own, or those of the nearest band. None if there are none.
+pub fn nearest(fates: &[Fates], band: usize) -> Option<usize> {
+    let far = |(_, one): &(usize, &Fates)| usize::from(one.band).abs_diff(band);
+    fates.iter().enumerate().min_by_key(far).map(|(at, _)| at)
+}
+
+/// The part of each band in the sum of all, for bands that have one.
+fn shares(of_bands: impl Iterator<Item = f64> + Clone) -> Vec<(u8, f64)> {
+    let all: f64 = of_bands.clone().sum();
+    (0..).zip(of_bands).filter(|(_, part)| *part > 0.0).map(|(band, part)| (band, part / all)).collect()
 }
 
 /// The threads of a process with their shares. `elsewhere`: some blocks are freed by another thread.
@@ -502,11 +505,9 @@ fn in_use(sizes: &[(u64, f64)], fates: &[Fates]) -> f64 {
 /// Whether blocks follow one another: by their ages, and by the exact number in use. A ring of blocks has the same swing, but more ages.
 fn one_at_a_time(process: &CountedProcess) -> bool {
     let Ok(samples) = &process.samples else { return false };
-    let age = |life: &Life| {
-        let (from, to) = age_bounds(usize::from(life.age));
-        life.blocks * (from * to).sqrt()
-    };
-    let lived: f64 = samples.lives.bands.iter().flat_map(|band| &band.ended).map(age).sum();
+    let Ok(lifetimes) = &samples.lifetimes else { return false };
+    let age = |ages: &Bucket| ages.weight * (ages.middle() - COLD_NS).max(0.0);
+    let lived: f64 = lifetimes.by_blocks.buckets.iter().map(age).sum();
     let in_use = lived / process.over_ns.max(1) as f64;
     in_use <= ONE && samples.lives.swing.as_ref().is_ok_and(|swing| *swing <= ONE)
 }
@@ -528,7 +529,7 @@ fn batch(process: &CountedProcess, lanes: &[Lane], in_use: f64) -> Option<Batch>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::allocations::{BandLives, Calls, Histogram, Lifetimes, Lives, Lost, class_of};
+    use crate::allocations::{BandLives, Calls, Histogram, Life, Lifetimes, Lives, Lost, class_of};
 
     const SECOND_NS: u64 = 1_000_000_000;
 
@@ -706,13 +707,16 @@ mod tests {
         let of = |age_ns: u64, swing: f64| {
             let bands = vec![band(64, 1e6, &[(age_ns, End::Freed, 1e6)])];
             let mut counted = program(&[(64, 1_000_000)], bands);
+            let mut ages = Histogram::default();
+            ages.add(age_ns, 1e6, 1.0);
+            samples(&mut counted).lifetimes = Ok(Lifetimes { by_blocks: ages.clone(), by_bytes: ages });
             samples(&mut counted).lives.swing = Ok(swing);
             Mix::of(&counted).unwrap().one_at_a_time
         };
         // A new block each microsecond.
-        assert!(of(900, 17.0 / 15.0));
+        assert!(of(900, 17.0 / 15.0) && of(1_600, 17.0 / 15.0));
         // Two at a time, and a ring of about 100 blocks.
-        assert!(!of(900, 2.0 * 17.0 / 15.0) && !of(100_000, 17.0 / 15.0));
+        assert!(!of(900, 2.0 * 17.0 / 15.0) && !of(2_000, 17.0 / 15.0));
     }
 
     #[test]

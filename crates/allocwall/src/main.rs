@@ -7,6 +7,7 @@ mod commands;
 mod output;
 mod printer;
 
+use allocwall_host::apart::{Apart, keep_apart};
 use clap::{CommandFactory, Parser, Subcommand};
 use commands::shared::usage;
 use printer::Printer;
@@ -75,9 +76,18 @@ enum Command {
     Replay(commands::replay::Args),
 }
 
+#[global_allocator]
+static ALLOCATOR: Apart = Apart;
+
 fn main() -> ExitCode {
+    // Reading the options already leaves free blocks in malloc's heap.
+    let apart = if replays() { keep_apart() } else { Ok(()) };
     let cli: Cli = command_line::parsed();
     let printer = Printer::new();
+    if let Err(error) = apart {
+        printer.error(&anyhow::Error::from(error).context("cannot replay the calls"));
+        return ExitCode::FAILURE;
+    }
     let outcome = match cli.command {
         Command::Check(args) => commands::check::run(args, &printer),
         Command::Calibrate(args) => commands::calibrate::run(args, &printer),
@@ -103,6 +113,10 @@ fn main() -> ExitCode {
         printer.error(&error);
         usage::status_of(&error)
     })
+}
+
+fn replays() -> bool {
+    std::env::args_os().nth(1).is_some_and(|verb| verb == "replay")
 }
 
 /// The command line without hidden verbs.

@@ -31,7 +31,7 @@ pub enum Refused {
     Failed(io::Error),
 }
 
-/// Plays the mix, in JSON, with the allocator of this process. The process should have done little else before, and end soon after:
+/// Plays the mix, in JSON, with the allocator of this process. The process should have kept its own memory apart before, and end soon after:
 /// the memory of the plan is not freed.
 ///
 /// # Errors

@@ -8,7 +8,7 @@
 
 use allocwall_host::replay::{Act, Lane, Op};
 use allocwall_model::allocations::{BANDS, End, band_of, band_sizes};
-use allocwall_model::replay::{Batch, Fates, FreeOrder, Mix};
+use allocwall_model::replay::{Batch, Fates, FreeOrder, Mix, nearest};
 use allocwall_model::stats::random::Random;
 use std::cmp::Ordering;
 use std::mem::forget;
@@ -132,16 +132,12 @@ impl Draws {
                 one.fates.iter().map(|fate| ((fate.end, fate.age.0.ln(), fate.age.1.ln()), fate.share)),
             ),
         };
-        let nearest = |band: usize| {
-            let far = |(_, one): &(usize, &Fates)| usize::from(one.band).abs_diff(band);
-            mix.fates.iter().enumerate().min_by_key(far).map_or(0, |(at, _)| at)
-        };
         let sizes = mix.sizes.iter().map(|(size, share)| ((*size).min(u64::from(most)) as u32, *share));
         Draws {
             sizes: Weighted::new(sizes),
             most,
             tables: mix.fates.iter().map(table).collect(),
-            table_of: (0..BANDS).map(nearest).collect(),
+            table_of: (0..BANDS).map(|band| nearest(&mix.fates, band).unwrap_or(0)).collect(),
             from: Steps::new(&mix.resized_from),
             to: Steps::new(&mix.resized_to),
         }
