@@ -255,10 +255,11 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// Thread-seconds in which the target ran, or waited for a CPU or a lock.
+    /// Thread-seconds in which the target ran, or waited for a CPU or a lock. A thread that counts its calls runs, too.
     pub fn active_thread_s(&self) -> f64 {
         let lock = 1.0 - self.unknown_part_of_locks();
         self.bill.cpu_s
+            + self.recording.counting_s()
             + [
                 WaitClass::AddressSpaceLock,
                 WaitClass::Allocator,

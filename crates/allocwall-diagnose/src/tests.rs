@@ -449,6 +449,11 @@ fn a_waiting_target_is_no_cpu_problem() {
     assert!(verdict.remedies.is_empty());
     subject.cpus(0.5);
     assert_eq!(status(&subject, Wall::Waiting), Status::Contributor);
+    // It counted its calls in the rest of the time.
+    subject.recording.counting_samples = 1_000;
+    subject.recording.meta.sample_period_ns = 5_000_000;
+    assert_eq!(status(&subject, Wall::Waiting), Status::RuledOut);
+    subject.recording.counting_samples = 0;
     subject.cpus(0.9);
     assert_eq!(status(&subject, Wall::Waiting), Status::RuledOut);
     subject.recording.ticks.clear();
