@@ -61,6 +61,8 @@ pub(super) struct Prediction {
     /// Upper end of what it saves of its lines, without the effect of other addresses on the program's own time. None if it
     /// saves no CPU time, if its lines were not measured, or if it can save more than its lines.
     pub best: Option<f64>,
+    /// It may have to copy blocks that realloc keeps in place now: its gain is unknown, and often a loss.
+    pub may_copy: bool,
 }
 
 pub(super) fn prediction(ctx: &Context, remedy: &Remedy) -> Prediction {
@@ -94,7 +96,7 @@ pub(super) fn prediction(ctx: &Context, remedy: &Remedy) -> Prediction {
     let at_most = at_most.filter(|_| bounded);
     let best = bounded.then(|| of_lines.map_or(most, |saved| saved.high));
     let basis = replayed.map_or(basis, |replayed| replayed.basis());
-    Prediction { saved, gain, at_most, basis, most, best }
+    Prediction { saved, gain, at_most, basis, most, best, may_copy: may_copy(ctx, remedy) }
 }
 
 /// What a remedy saves, as shares of the target's CPU time.
@@ -257,15 +259,23 @@ fn unpredictable(ctx: &Context, remedy: &Remedy) -> Option<&'static str> {
     if remedy.effect != Effect::Swap || contended(ctx) {
         return None;
     }
-    let replayed = Replayed::of(ctx, remedy).is_some();
-    if !replayed && grows_in_place(ctx) {
+    if may_copy(ctx, remedy) {
         return Some(COPIES);
     }
+    let replayed = Replayed::of(ctx, remedy).is_some();
     changes_places_most(ctx, remedy, replayed).then_some(PLACES_UNKNOWN)
 }
 
 fn is_unpredictable(ctx: &Context, remedy: &Remedy) -> bool {
     unpredictable(ctx, remedy).is_some()
+}
+
+/// Whether another allocator may have to copy blocks, and nothing shows what that costs.
+fn may_copy(ctx: &Context, remedy: &Remedy) -> bool {
+    remedy.effect == Effect::Swap
+        && !contended(ctx)
+        && grows_in_place(ctx)
+        && Replayed::of(ctx, remedy).is_none()
 }
 
 const COPIES: &str = "unknown: realloc makes many blocks larger in place or by moving their pages, where another allocator may copy \

@@ -51,6 +51,7 @@ pub fn prescribe(
         let first = if by_memory { memory } else { Ordering::Equal };
         first
             .then(b.answers.cmp(&a.answers))
+            .then(a.may_copy.cmp(&b.may_copy))
             .then(a.advice.cmp(&b.advice))
             .then(b.goes_first(best).cmp(&a.goes_first(best)))
             .then(a.goes_last(best_of_target).cmp(&b.goes_last(best_of_target)))
@@ -100,6 +101,8 @@ struct Rank {
     remedy: &'static Remedy,
     /// It acts on a wall or contributor: the allocator's calls may be many and no wall.
     answers: bool,
+    /// It may cost far more than it saves.
+    may_copy: bool,
     /// Advice whose effect was not measured.
     advice: bool,
     /// It undoes a setting of the target.
@@ -155,6 +158,7 @@ fn rank(
     Rank {
         remedy,
         answers: findings.iter().any(|f| f.status.has_fired() && remedy.walls.contains(&f.wall)),
+        may_copy: saving.may_copy,
         advice: remedy.kind == Kind::Advice && saving.returned == 0,
         cause: needs::undoes_a_setting(process, remedy),
         leading: leading.is_some_and(|w| remedy.walls.contains(&w)),
@@ -197,6 +201,8 @@ pub struct Saving {
     most: f64,
     /// Resident bytes that it is expected to return; 0 if that is unknown.
     returned: u64,
+    /// See [`expected::Prediction`].
+    may_copy: bool,
 }
 
 /// Every remedy for these walls.
@@ -278,7 +284,8 @@ fn fit(ctx: &Context, remedy: &Remedy, walls: &[Wall]) -> Offer {
         }
         Returned::AlmostNothing | Returned::Unknown => (None, 0, String::new()),
     };
-    let saving = Saving { saved: prediction.saved, most: prediction.most, returned };
+    let saving =
+        Saving { saved: prediction.saved, most: prediction.most, returned, may_copy: prediction.may_copy };
     let template = remedy.template();
     let start_again = ctx.root().is_none() && template.contains(THREADS);
     let (template, undo) =

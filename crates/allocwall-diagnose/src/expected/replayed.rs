@@ -284,6 +284,19 @@ mod tests {
         assert_eq!(change(20 * few, false), None);
     }
 
+    #[test]
+    fn another_allocator_that_may_copy_is_tried_last() {
+        let swaps_first = |in_place: u64| {
+            let mut subject = replayed(calling(0.3), &[]);
+            let calls = &mut subject.recording.counted.as_mut().unwrap().processes[0].calls;
+            calls.in_place = in_place * WINDOW_S as u64;
+            let remedies = subject.verdict().remedies;
+            assert!(remedies.iter().any(|remedy| remedy.remedy == "tcmalloc"));
+            find(&remedies[0].remedy).unwrap().effect == Effect::Swap
+        };
+        assert!(swaps_first(1_000) && !swaps_first(200_000));
+    }
+
     /// Without a replay, nothing shows what other addresses are worth, if calls are many and cheap.
     #[test]
     fn many_cheap_calls_are_predictable_with_a_replay() {
