@@ -7,7 +7,7 @@ use super::{
 };
 use allocwall_model::units::{Interval, count, thousands};
 use allocwall_report::html::chart::bar;
-use allocwall_report::html::page::{Document, Section, hex, table, word};
+use allocwall_report::html::page::{Document, Section, hex, outcome_of, table};
 use allocwall_trial::{Comparison, TrialResult};
 use maud::{Markup, html};
 
@@ -95,14 +95,14 @@ fn times(program: &Program, outcome: &TrialResult) -> Markup {
     ];
     let rows = of_arms.iter().map(|(name, compared)| {
         let cells = match compared {
-            Some(Comparison { effect: Ok(effect), outcome, .. }) => vec![
+            Some(compared @ Comparison { effect: Ok(effect), .. }) => vec![
                 drawn(1.0 + effect.point, Some(*effect), FILL),
                 html! { (percent(effect.point)) },
                 html! { (range(*effect)) },
-                word(*outcome),
+                outcome_of(compared),
             ],
-            Some(Comparison { effect: Err(absence), .. }) => {
-                vec![html! {}, html! { "-" }, html! { (absence.detail) }, html! {}]
+            Some(compared @ Comparison { effect: Err(absence), .. }) => {
+                vec![html! {}, html! { "-" }, html! { (absence.detail) }, outcome_of(compared)]
             }
             None => vec![html! {}, html! { "-" }, html! { "not compared" }, html! {}],
         };

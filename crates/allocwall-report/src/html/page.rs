@@ -7,7 +7,7 @@ use crate::text::page::paragraphs;
 use crate::text::{Ink, Page, Style, missing};
 use allocwall_diagnose::ShellLine;
 use allocwall_model::units::Absence;
-use allocwall_trial::Outcome;
+use allocwall_trial::{Comparison, Outcome};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use serde_json::Value;
 
@@ -239,15 +239,18 @@ pub fn class(ink: Ink) -> &'static str {
     }
 }
 
-/// The outcome of a comparison, with a sign for readers who don't see colours.
-pub fn word(outcome: Outcome) -> Markup {
-    let (class, sign) = match outcome {
+/// With a sign for readers who don't see colours.
+pub fn outcome_of(compared: &Comparison) -> Markup {
+    if compared.effect.is_err() {
+        return html! { span.outcome.plain { "not measured" } };
+    }
+    let (class, sign) = match compared.outcome {
         Outcome::Better => ("good", "▲"),
         Outcome::Worse => ("bad", "▼"),
         Outcome::Equivalent => ("plain", "="),
         Outcome::Unresolved => ("warn", "?"),
     };
-    html! { span.outcome.(class) { span aria-hidden="true" { (sign) } " " (outcome.key()) } }
+    html! { span.outcome.(class) { span aria-hidden="true" { (sign) } " " (compared.outcome.key()) } }
 }
 
 /// A colour for an attribute.

@@ -2,7 +2,8 @@
 
 use super::chart::{Colour, Series, round_up, slowest};
 use super::page::{
-    Document, Section, absent_by_reason, class, command, facts, headed_table, notes, percent, table, word,
+    Document, Section, absent_by_reason, class, command, facts, headed_table, notes, outcome_of, percent,
+    table,
 };
 use crate::layout::elide_middle;
 use crate::recordings::utc;
@@ -119,10 +120,7 @@ fn compared(case: &Case, scale: &Scale, comparisons: &[Comparison], arm: usize) 
         let effect = c.effect.as_ref().ok();
         let mut cells = vec![
             html! { (effect.map_or("–".into(), |effect| text::change(effect.point))) },
-            match effect {
-                Some(_) => word(c.outcome),
-                None => html! { span.outcome.plain { "not measured" } },
-            },
+            outcome_of(c),
             scale.draw(c),
             html! { (effect.map_or(String::new(), |effect| text::range(*effect))) },
         ];

@@ -1,7 +1,7 @@
 //! The remedies, in the order in which to try them, with predicted gains, and what a trial measured.
 
 use super::{Case, Tried, short};
-use crate::html::page::{Section, absent, class, command, facts, notes, percent, table, word};
+use crate::html::page::{Section, absent, class, command, facts, notes, outcome_of, percent, table};
 use crate::text::remedies as text;
 use crate::trial_text;
 use allocwall_diagnose::remedies::trial;
@@ -104,7 +104,7 @@ fn measurements(outcome: &TrialResult, compared: &[Comparison], remedy: &Prescri
         let cells = vec![
             html! { (effect.map_or("not measured".into(), |effect| trial_text::change(effect.point))) },
             html! { (effect.map_or(String::new(), |effect| trial_text::range(*effect))) },
-            word(c.outcome),
+            outcome_of(c),
             html! { (c.predicted.map_or("–".into(), trial_text::range)) },
         ];
         (html! { (trial_text::title(outcome, c)) }, cells)
