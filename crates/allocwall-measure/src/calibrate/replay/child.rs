@@ -31,8 +31,8 @@ pub enum Refused {
     Failed(io::Error),
 }
 
-/// Plays the mix, in JSON, with the allocator of this process. The process should have kept its own memory apart before, and end soon after:
-/// the memory of the plan is not freed.
+/// Plays the mix, in JSON, with the allocator of this process, which should have kept its own memory apart from it
+/// ([`allocwall_host::apart`]).
 ///
 /// # Errors
 /// See [`Refused`].
@@ -56,7 +56,6 @@ pub fn play(input: impl Read, options: &Options) -> Result<Played, Refused> {
         }
         false => None,
     };
-    std::mem::forget(plan);
     Ok(Played {
         calls,
         cost_ns: per_call(passes.cpu_ns, calls),
@@ -68,12 +67,10 @@ pub fn play(input: impl Read, options: &Options) -> Result<Played, Refused> {
 }
 
 fn read(input: impl Read) -> Result<Mix, Refused> {
-    // Small, unless the input is no mix of ours: a large block that is freed would change glibc's thresholds.
     let mut bytes = Vec::new();
     input.take(INPUT).read_to_end(&mut bytes).map_err(|error| Refused::Input(error.to_string()))?;
     let mix: Mix = serde_json::from_slice(&bytes).map_err(|error| Refused::Input(error.to_string()))?;
     mix.check().map_err(|why| Refused::Input(why.to_owned()))?;
-    std::mem::forget(bytes);
     Ok(mix)
 }
 

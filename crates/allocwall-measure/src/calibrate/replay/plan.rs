@@ -11,7 +11,6 @@ use allocwall_model::allocations::{BANDS, End, band_of, band_sizes};
 use allocwall_model::replay::{Batch, Fates, FreeOrder, Mix, nearest};
 use allocwall_model::stats::random::Random;
 use std::cmp::Ordering;
-use std::mem::forget;
 
 /// The most new blocks and reallocs of a pass, and the most bytes that are written or copied in it, of all threads together. A pass
 /// takes some tens of milliseconds at most, unless the allocator is slow.
@@ -62,7 +61,6 @@ impl Plan {
             if bytes <= memory {
                 return plan;
             }
-            forget(plan);
             blocks = (blocks * memory as f64 / bytes as f64 * 0.8).max(LEAST_BLOCKS);
         }
         draws.plan(mix, LEAST_BLOCKS, seed).0
@@ -232,7 +230,6 @@ impl Draws {
             planned.main = lane.main && mix.lanes.iter().position(|one| one.main) == Some(number);
             bytes += in_use + planned.held.iter().map(|size| u64::from(*size)).sum::<u64>();
             lanes.push(planned);
-            forget(drafts);
         }
         let is_call = |op: &&Op| matches!(op.act, Act::New | Act::Zeroed | Act::Resize);
         let calls = lanes.iter().flat_map(|lane| &lane.ops).filter(is_call).count() as u64;
@@ -275,7 +272,6 @@ impl Draws {
             let of_batch = lives.iter().filter(|life| ages.contains(&life.age)).count();
             period = batch.blocks / (of_batch as f64 / lives.len() as f64).max(LEAST_BATCHED);
         }
-        forget(lives);
         period.round().max(1.0)
     }
 
@@ -285,7 +281,6 @@ impl Draws {
         let (usual, interrupted) = (BATCH_AGES.1 * period, INTERRUPTED.1 * period);
         let between = lives.iter().filter(|life| (usual..interrupted).contains(&life.age)).count();
         let few = (between as f64) < INTERRUPTED.0 * lives.len() as f64;
-        forget(lives);
         if few { interrupted } else { usual }
     }
 }
@@ -442,7 +437,6 @@ impl Slots {
                 slots.size[block] = draft.size;
             }
         }
-        forget(begun);
         slots
     }
 
@@ -491,7 +485,6 @@ fn placed(drafts: &[Draft], collects: bool, of_thread: Option<Span>) -> (Lane, u
         }
     }
     let places = places(&slots.largest, most);
-    forget(slots);
     (Lane { ops, places, threads, ..Lane::default() }, most)
 }
 
