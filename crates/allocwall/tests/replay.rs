@@ -64,6 +64,44 @@ fn a_mix_is_one_line_of_json() {
     }
 }
 
+/// Buffers that realloc makes larger by 120 bytes a step, up to 16 KiB.
+const BUFFERS: &str = r#"{
+    "lanes": [{"allocates": 1.0, "frees": 1.0, "main": true, "blocks_per_thread": null}],
+    "sizes": [[120, 1.0]],
+    "fates": [
+        {"band": 3, "zeroed": 0.0, "fates": [{"share": 1.0, "end": "resized", "age": [1.0, 2.0]}]},
+        {"band": 10, "zeroed": 0.0, "fates": [
+            {"share": 0.98, "end": "resized", "age": [1.0, 2.0]},
+            {"share": 0.02, "end": "freed", "age": [1.0, 2.0]}
+        ]}
+    ],
+    "resized_from": [[3, 0.01], [4, 0.01], [5, 0.02], [6, 0.03], [7, 0.06], [8, 0.12], [9, 0.25], [10, 0.5]],
+    "resized_to": [[4, 0.01], [5, 0.02], [6, 0.03], [7, 0.06], [8, 0.12], [9, 0.25], [10, 0.51]],
+    "kept": [],
+    "batch": null,
+    "one_at_a_time": true,
+    "grows": false,
+    "blocks": 100000
+}"#;
+
+#[test]
+fn a_buffer_that_is_alone_in_the_heap_grows_in_place() {
+    if !cfg!(target_env = "gnu") {
+        return println!("skipped: not glibc");
+    }
+    let in_place = |mix: &str| {
+        let output = replay(mix, &[]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let played: Value = serde_json::from_str(text(&output.stdout)).expect("JSON");
+        played["in_place"].as_f64().expect("it has reallocs")
+    };
+    let alone = in_place(BUFFERS);
+    assert!(alone > 0.95, "{alone}");
+    // Many of them at the same time are in each other's way.
+    let together = in_place(&BUFFERS.replace(r#""one_at_a_time": true"#, r#""one_at_a_time": false"#));
+    assert!(together < 0.7, "{together}");
+}
+
 #[test]
 fn what_is_no_mix_is_one_error_line() {
     let without_threads =
