@@ -1023,7 +1023,7 @@ def page(document):
         "in the CPU time of a fixed amount of work, in per cent: the prediction from a diagnosis of the baseline, and the measured interval of",
         f"{document['blocks']} rounds in turns of some milliseconds (of servers: the 95 % interval of an interleaved trial). Machine:",
         f"{'; '.join(document['machine'])}.",
-        *PREDICTED_AGAIN[: 2 * bool(document.get("predicted_again"))],
+        *(PREDICTED_AGAIN if document.get("predicted_again") else []),
         "",
         "| program | group | arm | predicted | measured | point | |",
         "| --- | --- | --- | --- | --- | --- | --- |",
