@@ -115,7 +115,7 @@ mod tests {
             assert!(!within(before) && within(moved));
             assert_eq!(std::slice::from_raw_parts(moved, 100), [7; 100]);
             let aligned = Apart.alloc_zeroed(Layout::from_size_align(3, 4096).unwrap());
-            assert!(within(aligned) && aligned.addr() % 4096 == 0 && aligned.read() == 0);
+            assert!(within(aligned) && aligned.addr().is_multiple_of(4096) && aligned.read() == 0);
             // Nothing is given twice, and what does not fit is refused.
             Apart.dealloc(moved, Layout::from_size_align(200, 8).unwrap());
             let next = Apart.alloc(layout);
