@@ -56,7 +56,7 @@ class Judging(unittest.TestCase):
         self.assertEqual([found[k] for k in ("predictions", "hits", "without_prediction", "not_measured")], [2, 1, 1, 1])
         self.assertEqual((found["first_choices"], found["right_first_choices"]), (1, 0))
         text = page_of(*results)
-        self.assertIn("| Hits | at least 90 % | not measured yet | **1 of 2 (50 %)**, not met |", text)
+        self.assertIn("| Hits | at least 90 % | not measured yet | not measured yet | **1 of 2 (50 %)**, not met |", text)
         self.assertIn("- p b=1: not explained", text)
 
     def test_a_sign_is_judged_only_where_the_whole_interval_is_beyond_ten_per_cent(self):
@@ -73,24 +73,24 @@ class Judging(unittest.TestCase):
         found = headline([result(None, wrong, right)])
         self.assertEqual([found[k] for k in ("hits", "large_effects", "signs_wrong")], [2, 2, 1])
         text = page_of(result(None, wrong, right))
-        self.assertIn("| none | not measured yet | **1 of 2**, not met |", text)
+        self.assertIn("| none | not measured yet | not measured yet | **1 of 2**, not met |", text)
         self.assertEqual(text.count("hit, **wrong sign** |"), 1)
 
     def test_the_groups_have_separate_figures(self):
         narrow, wide = arm("a", GAIN, interval(-0.12, -0.1, -0.02)), arm("a", GAIN, interval(0.1, 0.2, 0.3))
-        results = [result("a", narrow, program="xz"), result("a", wide, program="git")]
+        results = [result("a", narrow, program="xz"), result("a", wide, program="git"), result("a", wide, program="m4")]
         found = {name: [r["program"] for r in part] for name, part in groups(results).items()}
-        self.assertEqual(found, {"kept apart": ["xz"], "fitted": ["git"]})
+        self.assertEqual(found, {"new": ["m4"], "kept apart": ["xz"], "fitted": ["git"]})
         text = page_of(*results)
-        self.assertIn("| Hits | at least 90 % | **1 of 1 (100 %)**, met | **0 of 1 (0 %)**, not met |", text)
-        self.assertIn("| at most 12 | **10.0**, met | **20.0**, not met |", text)
-        self.assertIn("| none | **0 of 0** | **0 of 0** |", text)
+        self.assertIn("| Hits | at least 90 % | **0 of 1 (0 %)**, not met | **1 of 1 (100 %)**, met | **0 of 1 (0 %)**, not met |", text)
+        self.assertIn("| at most 12 | **20.0**, not met | **10.0**, met | **20.0**, not met |", text)
+        self.assertIn("| none | **0 of 0** | **0 of 0** | **0 of 0** |", text)
         self.assertIn("| xz | kept apart | a |", text)
         self.assertIn("| git | fitted | a |", text)
 
     def test_a_group_without_a_prediction_meets_no_aim(self):
         text = page_of(result("a", arm("a", None), program="xz"))
-        self.assertIn("| Hits | at least 90 % | **0 of 0** | not measured yet |", text)
+        self.assertIn("| Hits | at least 90 % | not measured yet | **0 of 0** | not measured yet |", text)
         self.assertNotIn(", met", text)
 
     def test_a_change_is_that_within_a_round(self):
