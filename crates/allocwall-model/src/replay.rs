@@ -708,7 +708,7 @@ mod tests {
             let bands = vec![band(64, 1e6, &[(age_ns, End::Freed, 1e6)])];
             let mut counted = program(&[(64, 1_000_000)], bands);
             let mut ages = Histogram::default();
-            ages.add(age_ns, 1e6, 1.0);
+            (0..100).for_each(|_| ages.add(age_ns, 1e4, 1.0));
             samples(&mut counted).lifetimes = Ok(Lifetimes { by_blocks: ages.clone(), by_bytes: ages });
             samples(&mut counted).lives.swing = Ok(swing);
             Mix::of(&counted).unwrap().one_at_a_time

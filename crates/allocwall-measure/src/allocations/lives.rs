@@ -216,7 +216,7 @@ mod tests {
         assert_eq!((small.new, small.zeroed, small.resized, small.kept), (4.0, 2.0, 0.0, 0.0));
         assert_eq!((large.new, large.resized, large.kept, large.ended.len()), (0.0, 4.0, 10.0, 0));
         let ended: Vec<_> = small.ended.iter().map(|life| (life.age, life.end, life.blocks)).collect();
-        assert_eq!(ended, [(1, End::Freed, 2.0), (1, End::FreedElsewhere, 2.0), (8, End::Resized, 4.0)]);
+        assert_eq!(ended, [(3, End::Freed, 2.0), (3, End::FreedElsewhere, 2.0), (10, End::Resized, 4.0)]);
         for missing in [lives.swing, lives.reversed, lives.per_cpu_ns] {
             assert_eq!(missing.unwrap_err().reason, Reason::TooLittle);
         }
