@@ -575,6 +575,11 @@ fn samples_stand_for_all_calls_and_show_where_they_are() {
         ends.sort_unstable();
         assert_eq!(followed.len(), ends.len());
         assert!(ends.iter().zip(&followed).all(|(end, begin)| is_of(end, begin)), "{followed:?} {ends:?}");
+        let is_before = |end: &(u64, u64), next: &(u64, u64)| end.0 != next.0 || end.1 < next.1;
+        assert!(
+            ends.iter().zip(&followed[1..]).all(|(end, next)| is_before(end, next)),
+            "{followed:?} {ends:?}"
+        );
     } else {
         assert!(ends.iter().all(|end| followed.iter().any(|begin| is_of(end, begin))));
     }
