@@ -1,6 +1,8 @@
 //! Finds the capacity of a server: the number of requests per second that it can answer. Closed loops, each of which sends its next
 //! request when the last is answered, run on 1, 2, 4, … connections until more connections bring no more throughput or the limit of
-//! connections is reached. Closed loops would not show stalls in their latencies, so no latencies are measured.
+//! connections is reached. An open load may later use all its connections, and some servers answer fewer requests on many: those with
+//! a thread per connection, for example. So the last step uses as many as the load may have in use, and the lower throughput counts.
+//! Closed loops would not show stalls in their latencies, so no latencies are measured.
 
 use crate::load::client::Client;
 use crate::load::failure::{Failure, Failures};
@@ -17,6 +19,8 @@ use std::time::Duration;
 const RISE: f64 = 0.03;
 /// Answers per step. With fewer, one answer more or less at the edges of a step would be as large as `RISE`.
 const ENOUGH: u64 = 50;
+/// With more connections than are answered in this part of the timeout, requests would time out only because so many wait.
+const WAITING_SHARE: f64 = 0.5;
 /// Pause of a failed loop before it tries again, to avoid a flood of attempts on a closed port.
 const REST_NS: u64 = 10_000_000;
 
@@ -33,7 +37,7 @@ pub struct Search {
 }
 
 impl Default for Search {
-    /// Steps of 1 s after 0.25 s to settle, up to 256 connections: at most 11 s for a server with at least 50 answers per second.
+    /// Steps of 1 s after 0.25 s to settle, up to 256 connections: at most 15 s for a server with at least 50 answers per second.
     /// Slower servers get steps of up to 6 s. This is longer than the timeout, so that requests to a silent server time out.
     fn default() -> Self {
         Search {
@@ -56,15 +60,28 @@ pub struct Step {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Capacity {
-    /// Good answers per second in the best step. As the highest of several noisy figures it is biased upwards.
-    pub per_second: f64,
-    /// Connections of that step.
-    pub connections: usize,
+    /// The step with the most good answers per second. As the highest of several noisy figures it is biased upwards.
+    pub best: Step,
+    /// The step with as many connections as the load may have in use; None if the best step had as many.
+    pub crowded: Option<Step>,
+    /// The steps of the search, without `crowded`.
     pub steps: Vec<Step>,
     /// Throughput still rose at the last step that the limit of connections allowed: the capacity may be higher.
     pub still_rising: bool,
     /// CPU time of the generator over all steps. If it shares a CPU with the target, the capacity without it would be higher.
     pub own: Own,
+}
+
+impl Capacity {
+    /// Good answers per second that the server keeps up with any number of connections.
+    pub fn per_second(&self) -> f64 {
+        self.crowded.iter().fold(self.best.per_second, |least, step| least.min(step.per_second))
+    }
+
+    /// The step with many connections, if the server answered clearly fewer requests in it.
+    pub fn slower_crowded(&self) -> Option<&Step> {
+        self.crowded.as_ref().filter(|step| step.per_second * (1.0 + RISE) < self.best.per_second)
+    }
 }
 
 /// Searches on the calling thread.
@@ -85,9 +102,9 @@ pub fn find(request: &Request, search: &Search, stop: &AtomicBool) -> Measured<C
     let mut loops = Loops::new(client, search.timeout);
     let started = (monotonic_ns(), thread_cpu_ns());
     let mut steps: Vec<Step> = Vec::new();
-    while let Some(connections) = next_step(&steps, most) {
+    let mut take = |connections: usize, settle: Duration| {
         loops.add(connections);
-        loops.run_for(search.settle, search.settle, stop).map_err(no_loop)?;
+        loops.run_for(settle, settle, stop).map_err(no_loop)?;
         let step = loops.run_for(search.step, search.longest_step, stop).map_err(no_loop)?;
         if stop.load(Ordering::Relaxed) {
             return Err(Absence::new(
@@ -95,19 +112,36 @@ pub fn find(request: &Request, search: &Search, stop: &AtomicBool) -> Measured<C
                 "the search for the server's capacity was interrupted",
             ));
         }
-        steps.push(step);
+        Ok(step)
+    };
+    while let Some(connections) = next_step(&steps, most) {
+        steps.push(take(connections, search.settle)?);
     }
+    let Some(best) = best(&steps).filter(|best| best.per_second > 0.0).cloned() else {
+        return Err(nothing_answered(request, &steps));
+    };
+    let crowded = match crowd(&best, search.timeout, most) {
+        Some(connections) => {
+            // Time for each connection to be answered once.
+            let once = Duration::from_secs_f64(connections as f64 / best.per_second);
+            let step = take(connections, search.settle.max(once))?;
+            if step.per_second == 0.0 {
+                return Err(nothing_on_many(&step));
+            }
+            Some(step)
+        }
+        None => None,
+    };
     let own = Own { cpu_ns: thread_cpu_ns() - started.1, wall_ns: monotonic_ns() - started.0, threads: 1 };
-    match best(&steps) {
-        Some(top) if top.per_second > 0.0 => Ok(Capacity {
-            per_second: top.per_second,
-            connections: top.connections,
-            still_rising: still_rising(&steps),
-            steps: steps.clone(),
-            own,
-        }),
-        _ => Err(nothing_answered(request, &steps)),
-    }
+    Ok(Capacity { still_rising: still_rising(&steps), best, crowded, steps, own })
+}
+
+/// Connections of the step with many: up to `most`, but no more than are answered within a part of the timeout. None if that is no
+/// more than the best step had.
+fn crowd(best: &Step, timeout: Duration, most: usize) -> Option<usize> {
+    let in_time = best.per_second * timeout.as_secs_f64() * WAITING_SHARE;
+    let connections = most.min(in_time as usize);
+    (connections > best.connections).then_some(connections)
 }
 
 /// Connections of the next step: twice as many, up to `most`. None after two flat steps, after a step without an answer, or after
@@ -148,6 +182,17 @@ fn nothing_answered(request: &Request, steps: &[Step]) -> Absence {
         format!("{} returned no successful response: {seen}", request.url.escape_debug()),
     )
     .mend("check the URL with curl while the server runs")
+}
+
+fn nothing_on_many(step: &Step) -> Absence {
+    Absence::new(
+        Reason::NotFound,
+        format!(
+            "none of the requests on {} connections at the same time was answered: {}",
+            step.connections, step.failures
+        ),
+    )
+    .mend("allow fewer: --connections N")
 }
 
 pub(super) struct Loops<'a> {
@@ -287,6 +332,7 @@ mod tests {
     use super::*;
     use crate::load::request::Ask;
     use crate::load::test_server::{Server, answer};
+    use std::sync::atomic::AtomicUsize;
     use std::thread::sleep;
 
     fn search() -> Search {
@@ -316,7 +362,7 @@ mod tests {
             assert!(step.per_second <= 100.0 * step.connections as f64 * 1.2, "{step:?}");
         }
         assert!(capacity.steps.len() >= 3, "{capacity:?}");
-        assert!(capacity.per_second > capacity.steps[0].per_second);
+        assert!(capacity.best.per_second > capacity.steps[0].per_second);
         assert!(capacity.own.cpu_ns > 0 && capacity.own.cpu_ns <= capacity.own.wall_ns);
     }
 
@@ -331,7 +377,48 @@ mod tests {
             answer(stream, 200)
         });
         let capacity = find_at(&server.url()).unwrap();
-        assert!(capacity.per_second <= 200.0 * 1.2, "{capacity:?}");
+        assert!(capacity.per_second() <= 200.0 * 1.2, "{capacity:?}");
+    }
+
+    /// Each connection beyond the fourth makes every answer slower, as threads of a server do that wait for each other. The few
+    /// connections of the search would not show it; the load may use all.
+    #[test]
+    fn a_server_that_is_slower_with_many_connections_is_loaded_by_what_it_answers_then() {
+        let (now, one_at_a_time) = (AtomicUsize::new(0), std::sync::Mutex::new(()));
+        let crowds = Server::start(move |_, stream| {
+            now.fetch_add(1, Ordering::SeqCst);
+            let held = one_at_a_time.lock().unwrap();
+            sleep(Duration::from_millis(now.load(Ordering::SeqCst).max(4) as u64));
+            drop(held);
+            now.fetch_sub(1, Ordering::SeqCst);
+            answer(stream, 200)
+        });
+        let capacity = find_at(&crowds.url()).unwrap();
+        let slower = capacity.slower_crowded().expect("fewer answers on 16 connections");
+        assert!(slower.connections > capacity.best.connections, "{capacity:?}");
+        assert!(capacity.per_second() < 0.7 * capacity.best.per_second, "{capacity:?}");
+        // The twin answers one after another, and each as fast.
+        let one_at_a_time = std::sync::Mutex::new(());
+        let steady = Server::start(move |_, stream| {
+            let held = one_at_a_time.lock().unwrap();
+            sleep(Duration::from_millis(5));
+            drop(held);
+            answer(stream, 200)
+        });
+        let capacity = find_at(&steady.url()).unwrap();
+        assert_eq!(capacity.crowded.as_ref().map(|step| step.connections), Some(16), "{capacity:?}");
+        assert!(capacity.per_second() > 0.8 * capacity.best.per_second, "{capacity:?}");
+    }
+
+    #[test]
+    fn no_more_connections_are_crowded_than_are_answered_in_time() {
+        let best = |per_second, connections| Step { connections, per_second, failures: Failures::default() };
+        let seconds = Duration::from_secs;
+        assert_eq!(crowd(&best(500.0, 2), seconds(5), 256), Some(256));
+        // 20 requests/s: 50 wait half the timeout.
+        assert_eq!(crowd(&best(20.0, 2), seconds(5), 256), Some(50));
+        assert_eq!(crowd(&best(0.5, 2), seconds(5), 256), None);
+        assert_eq!(crowd(&best(500.0, 2), seconds(5), 2), None);
     }
 
     #[test]
@@ -391,7 +478,7 @@ mod tests {
         };
         let request = Request::new(&Ask::get(&server.url())).unwrap();
         let capacity = find(&request, &patient, &AtomicBool::new(false)).unwrap();
-        assert!(capacity.per_second <= 1.0 / 0.3 * 1.5, "{capacity:?}");
+        assert!(capacity.per_second() <= 1.0 / 0.3 * 1.5, "{capacity:?}");
     }
 
     #[test]

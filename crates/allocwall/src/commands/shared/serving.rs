@@ -99,13 +99,16 @@ impl Serving<'_> {
             ));
         }
         let shares = self.options.shares();
-        let rate = |share: &f64| (name_of(*share), capacity.per_second * share);
+        let rate = |share: &f64| (name_of(*share), capacity.per_second() * share);
         let rates: Vec<NamedRate> = shares.iter().map(rate).collect();
         let shown: Vec<String> = rates.iter().map(|(name, rate)| format!("{name} = {rate:.0}")).collect();
+        let slower = capacity.slower_crowded().map_or(String::new(), |step| {
+            format!(", but only {:.0} with {}", step.per_second, count(step.connections, "connection"))
+        });
         self.printer.note(&format!(
-            "capacity {:.0} requests/s with {}; load of all arms: {} requests/s",
-            capacity.per_second,
-            count(capacity.connections, "connection"),
+            "capacity {:.0} requests/s with {}{slower}; load of all arms: {} requests/s",
+            capacity.best.per_second,
+            count(capacity.best.connections, "connection"),
             shown.join(", ")
         ));
         Ok(rates)
