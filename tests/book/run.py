@@ -3,11 +3,13 @@
 
 Runs the commands of the pages in docs/ that are marked as `sh run`, page by page, in the root of the checkout. A page's commands are one
 script, in which every command must succeed; it has a folder of its own in $TMPDIR, and processes that it leaves behind are ended. A block
-with `needs=PROGRAM` is left out, with the page's later blocks, if the program is missing. Checks all links of the pages and of the README to
-files of this repository and to their headings, and that docs/README.md lists every page. Ends with `N passed, N failed, N skipped`.
+with `needs=PROGRAM` is left out if the program is missing. Checks all links of the pages and of the README to files of this repository and
+to their headings, that docs/README.md lists every page, and that the verbs and options of each `allocwall …` in code, run or not, are in
+the help. Ends with `N passed, N failed, N skipped`.
 """
 
 import argparse
+import functools
 import os
 import re
 import shutil
@@ -20,12 +22,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 # Much longer than the commands of a page take.
-LIMIT_S = 60
+LIMIT_S = 240
 
 FENCE = re.compile(r"^```(.*)$")
 HEADING = re.compile(r"^#{1,6} +(.+?) *#*$")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 CODE = re.compile(r"`[^`]*`")
+# A command in code, to the end of its line. A file's name or an assignment is none.
+COMMAND = re.compile(r"(?<![\w./=-])allocwall +(?=[a-z])([^\n]*)")
+# Where its own words end: the target's command, another command, a comment, the end of a quoted script.
+END = re.compile(r"(?:^|\s)--(?:\s|$)|\$\(|[|;&>)'`]|\s#|…|\.\.\.")
+OPTION = re.compile(r"(?:^|\s)(--?[A-Za-z][\w-]*)")
 
 
 @dataclass
@@ -38,6 +45,8 @@ class Page:
     links: list = field(default_factory=list)
     # (programs that are needed, commands) of its blocks that are to be run.
     blocks: list = field(default_factory=list)
+    # The words after `allocwall` of each command in its code.
+    commands: list = field(default_factory=list)
 
 
 def slug(heading):
@@ -53,6 +62,8 @@ def read(text):
             if fence is None:
                 fence, kept = match[1].split(), []
             else:
+                if fence[:1] in (["sh"], ["console"]):
+                    page.commands += commands("\n".join(kept))
                 if fence[:2] == ["sh", "run"]:
                     needs = [word[len("needs=") :] for word in fence[2:] if word.startswith("needs=")]
                     page.blocks.append((",".join(needs).split(",") if needs else [], "\n".join(kept)))
@@ -66,7 +77,27 @@ def read(text):
                     again += 1
                 page.anchors.add(anchor if again == 0 else f"{anchor}-{again}")
             page.links += LINK.findall(CODE.sub("", line))
+            for code in CODE.findall(line):
+                page.commands += commands(code[1:-1])
     return page
+
+
+def commands(code):
+    """The words of each command of allocwall, up to those of another program."""
+    found = COMMAND.findall(code.replace("\\\n", " "))
+    return [END.split(words, maxsplit=1)[0].split() for words in found]
+
+
+def unknown(words, helped):
+    """What the help does not have: the verb, or options. `helped(verbs)` is the help of a verb or of what it runs, or None."""
+    verb, *rest = words
+    text = helped((verb,))
+    if text is None:
+        return [verb]
+    if verb == "bench" and rest:
+        # Each experiment has options of its own; NAME stands for any one.
+        text += helped((verb, "mmap-threshold" if rest[0] == "NAME" else rest[0])) or ""
+    return [option for option in OPTION.findall(" ".join(rest)) if not re.search(rf"(?:^|[\s,\[<|]){re.escape(option)}(?![\w-])", text)]
 
 
 def broken(path, pages, root):
@@ -95,13 +126,12 @@ def unlisted(contents, pages):
 
 
 def run(blocks, binary):
-    """Runs the blocks of a page. Returns (failure, reason to skip the rest)."""
+    """Runs the blocks of a page. Returns (failure, why a block was left out)."""
     script, missing = "set -eu\n", None
-    for needs, commands in blocks:
-        missing = next((f"no {program} on this machine" for program in needs if not shutil.which(program)), None)
-        if missing:
-            break
-        script += commands + "\n"
+    for needs, block in blocks:
+        absent = next((f"no {program} on this machine" for program in needs if not shutil.which(program)), None)
+        script += "" if absent else block + "\n"
+        missing = missing or absent
     with tempfile.TemporaryDirectory() as folder:
         tools = Path(folder, "bin")
         tools.mkdir()
@@ -139,6 +169,17 @@ def run(blocks, binary):
     return failure, missing
 
 
+def help_of(binary):
+    """A function that gives the help of verbs, or None if there are no such verbs. Each is asked once."""
+
+    @functools.cache
+    def helped(verbs):
+        done = subprocess.run([binary, *verbs, "--help"], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        return done.stdout if done.returncode == 0 else None
+
+    return helped
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--binary", required=True, help="the program to test")
@@ -148,6 +189,11 @@ def main():
     pages = {path: read(path.read_text()) for path in checked}
     passed, failed, skipped = 0, 0, 0
     results = [(f"links of {path.relative_to(ROOT)}", "; ".join(broken(path, pages, ROOT)), None) for path in checked]
+    helped = help_of(binary)
+    for path in checked:
+        wrong = [f"allocwall {' '.join(words)}: {', '.join(names)}" for words in pages[path].commands if (names := unknown(words, helped))]
+        if pages[path].commands:
+            results.append((f"options in {path.relative_to(ROOT)}", "; ".join(wrong), None))
     results.append(("contents of docs", ", ".join(unlisted(docs / "README.md", pages)), None))
     for path in checked:
         if pages[path].blocks:

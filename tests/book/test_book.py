@@ -4,7 +4,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from run import broken, read, slug, unlisted
+from run import broken, commands, read, slug, unknown, unlisted
 
 PAGE = """# A page: `code` & more
 
@@ -46,6 +46,32 @@ class Pages(unittest.TestCase):
         self.assertEqual(page.blocks, [(["bash", "cat"], "true")])
         self.assertEqual(page.anchors, {"a-page-code--more", "twice", "twice-1"})
         self.assertEqual(slug("[A link](to.md), and_more!"), "a-link-and_more")
+
+    def test_a_command_ends_where_that_of_another_program_begins(self):
+        for code, words in (
+            ("sudo allocwall diagnose -p 1 --all", ["diagnose", "-p", "1", "--all"]),
+            ("allocwall run --with a -- ls --color", ["run", "--with", "a"]),
+            ("allocwall report x --format csv | head -3", ["report", "x", "--format", "csv"]),
+            ("allocwall list  # see --help", ["list"]),
+            ("allocwall trial --with a \\\n    --blocks 8 -- cmd", ["trial", "--with", "a", "--blocks", "8"]),
+            ("sh -c 'allocwall top -p $(pgrep -o x)'", ["top", "-p"]),
+        ):
+            self.assertEqual(commands(code), [words], code)
+        self.assertEqual(commands("cargo install --path crates/allocwall -x\nALLOCWALL=allocwall"), [])
+        self.assertEqual(read("Use `allocwall list` here.\n```sh\nallocwall top\n```\n").commands, [["list"], ["top"]])
+
+    def test_verbs_and_options_that_the_help_lacks_are_found(self):
+        texts = {("list",): "-a, --all\n", ("bench",): "", ("bench", "one"): "--quick  Shorter\n"}
+        for words, missing in (
+            (["list", "--all"], []),
+            (["list", "--al"], ["--al"]),
+            (["list", "--all-of-it"], ["--all-of-it"]),
+            (["list", "-a", "-b"], ["-b"]),
+            (["show"], ["show"]),
+            (["bench", "one", "--quick"], []),
+            (["bench", "one", "--slow"], ["--slow"]),
+        ):
+            self.assertEqual(unknown(words, texts.get), missing, words)
 
     def test_links_to_files_and_headings(self):
         for link in ("other.md", "other.md#some-heading", "#a", "https://example.org/nothing", "."):
