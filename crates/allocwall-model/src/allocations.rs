@@ -532,6 +532,8 @@ pub struct Lives {
     /// By how many blocks the number in use goes up and down within about half a second, apart from its growth. From exact
     /// counters of all threads together.
     pub swing: Measured<f64>,
+    /// The fewest blocks in use at a moment of such a time, and in the median of them; counted exactly, too.
+    pub fewest: Measured<f64>,
     /// Of two blocks that lived at the same time, and that one thread freed one after the other: how often the younger one was
     /// first.
     pub reversed: Measured<f64>,
@@ -582,7 +584,13 @@ pub enum End {
 impl Default for Lives {
     fn default() -> Lives {
         let none = || too_little("no block was sampled");
-        Lives { bands: Vec::new(), swing: Err(none()), reversed: Err(none()), per_cpu_ns: Err(none()) }
+        Lives {
+            bands: Vec::new(),
+            swing: Err(none()),
+            fewest: Err(none()),
+            reversed: Err(none()),
+            per_cpu_ns: Err(none()),
+        }
     }
 }
 
@@ -596,7 +604,7 @@ impl Lives {
                     && [band.new, band.zeroed, band.resized, band.kept].iter().all(number)
                     && band.ended.iter().all(life)
             })
-            && [&self.swing, &self.reversed, &self.per_cpu_ns].into_iter().flatten().all(number)
+            && [&self.swing, &self.fewest, &self.reversed, &self.per_cpu_ns].into_iter().flatten().all(number)
     }
 }
 
@@ -1302,7 +1310,7 @@ mod tests {
             sites: vec![],
         });
         assert!(whole.is_sound());
-        let spoilt: [Spoil; 12] = [
+        let spoilt: [Spoil; 13] = [
             |c| c.length_ns = u64::MAX,
             |c| c.series[0].over_ns = u64::MAX,
             |c| c.processes[0].classes.push(0),
@@ -1315,6 +1323,7 @@ mod tests {
             |c| samples(c).lives.bands[0].band = BANDS as u8,
             |c| samples(c).lives.bands[0].ended[0].blocks = f64::NAN,
             |c| samples(c).lives.swing = Ok(-1.0),
+            |c| samples(c).lives.fewest = Ok(f64::NAN),
         ];
         for (nth, spoil) in spoilt.into_iter().enumerate() {
             let mut spoiled = whole.clone();

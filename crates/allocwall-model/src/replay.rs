@@ -25,6 +25,9 @@ const BURST_NS: f64 = 10e6;
 /// Blocks that end independently of one another make the number in use vary, too: by some four roots of it, and a few.
 const SWING_BY_CHANCE: f64 = 4.0;
 const LEAST_SWING: f64 = 16.0;
+/// Nothing is left of a batch if at the emptiest moment that was read less than this part of a batch is in use, beside what stays. Of
+/// 16 random moments, the emptiest has a seventeenth of it. Our choice.
+const NOTHING_LEFT: f64 = 0.15;
 /// Up to this number of blocks in use on average, and this swing of their number, there is one at a time. Readings of 0 and 1 make a swing
 /// of 17/15 (`Lives::swing`).
 const ONE: f64 = 1.5;
@@ -94,6 +97,8 @@ pub struct Fate {
 pub struct Batch {
     pub blocks: f64,
     pub order: FreeOrder,
+    /// No block outlives its batch, but those that stay in use throughout.
+    pub whole: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -523,7 +528,9 @@ fn batch(process: &CountedProcess, lanes: &[Lane], in_use: f64) -> Option<Batch>
         _ => FreeOrder::Any,
     };
     let by_chance = SWING_BY_CHANCE * in_use.sqrt();
-    (blocks >= LEAST_SWING && blocks >= by_chance).then_some(Batch { blocks, order })
+    let stay: f64 = lives.bands.iter().map(|band| band.kept).sum();
+    let whole = lives.fewest.as_ref().is_ok_and(|fewest| fewest - stay <= NOTHING_LEFT * blocks);
+    (blocks >= LEAST_SWING && blocks >= by_chance).then_some(Batch { blocks, order, whole })
 }
 
 #[cfg(test)]
@@ -687,19 +694,23 @@ mod tests {
 
     #[test]
     fn blocks_are_freed_together_if_their_number_swings() {
-        let of = |swing: f64, reversed: f64| {
+        let with = |swing: f64, reversed: f64, fewest: f64| {
             let mut counted = usual();
             let lives = &mut samples(&mut counted).lives;
-            (lives.swing, lives.reversed) = (Ok(swing), Ok(reversed));
+            (lives.swing, lives.reversed, lives.fewest) = (Ok(swing), Ok(reversed), Ok(fewest));
+            lives.bands[0].kept = 1000.0;
             Mix::of(&counted).unwrap().batch
         };
+        let of = |swing: f64, reversed: f64| with(swing, reversed, 1100.0);
         // About 130 blocks are in use at a time: by chance the number varies by some 46.
         for (reversed, order) in
             [(1.0, FreeOrder::YoungestFirst), (0.0, FreeOrder::OldestFirst), (0.5, FreeOrder::Any)]
         {
-            assert_eq!(of(250.0, reversed), Some(Batch { blocks: 250.0, order }));
+            assert_eq!(of(250.0, reversed), Some(Batch { blocks: 250.0, order, whole: false }));
             assert_eq!(of(40.0, reversed), None);
         }
+        // All of them end together, but for the thousand that stay.
+        assert!(with(250.0, 0.5, 1020.0).is_some_and(|batch| batch.whole));
     }
 
     #[test]
@@ -785,7 +796,7 @@ mod tests {
             |mix| mix.fates[0].fates[0].age = (5.0, 1.0),
             |mix| mix.fates[0].band = BANDS as u8,
             |mix| mix.resized_to = vec![(5, 0.5), (4, 0.5)],
-            |mix| mix.batch = Some(Batch { blocks: f64::INFINITY, order: FreeOrder::Any }),
+            |mix| mix.batch = Some(Batch { blocks: f64::INFINITY, order: FreeOrder::Any, whole: false }),
         ];
         for (nth, spoil) in spoilt.into_iter().enumerate() {
             let mut mix = Mix::of(&usual()).unwrap();

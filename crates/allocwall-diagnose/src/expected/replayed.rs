@@ -15,10 +15,14 @@ use allocwall_model::replay::Replay;
 use allocwall_model::units::Interval;
 
 /// The bill and the replay are taken to be about the same calls if one of them is at most this many times the other. Beyond that the
-/// replay lacks what the target pays for, or has what it does not pay for. Our choice, like the next two.
+/// replay lacks what the target pays for, or has what it does not pay for. Our choice, like the next four.
 const ALIKE: f64 = 10.0;
 /// The same where threads contend: they may do it much more in the target, which also waits for locks of its own.
 const ALIKE_WHERE_CONTENDED: f64 = 2.0;
+/// From this part of what malloc costs on, the first touches of its memory decide what a remedy saves …
+const TOUCHED: f64 = 0.25;
+/// … and the replay must have as many with a call as the target, up to this factor.
+const FAULTS_ALIKE: f64 = 3.0;
 /// Where both are below this share of CPU time, their ratio is noise.
 const LITTLE: f64 = 0.01;
 
@@ -41,8 +45,12 @@ impl Replayed {
     pub fn of(ctx: &Context, remedy: &Remedy) -> Option<Replayed> {
         let replay = ctx.recording.replayed.as_ref().ok().filter(|_| acts_by_calls(remedy))?;
         let variant = replay.of(remedy.key)?;
-        let per_cpu_ns = calls_per_cpu_ns(ctx)?;
+        let per_s = calls_per_s(ctx)?;
+        let per_cpu_ns = per_s / ctx.cpu_rate / 1e9;
         let of_lines = lines_of_malloc(ctx, remedy)?;
+        if !touches_alike(ctx, remedy, of_lines, replay.present.faults.point * per_s) {
+            return None;
+        }
         let own_ns = (replay.present.cost.point - work_beside(replay)).max(0.0);
         let scale = scale(of_lines, own_ns * per_cpu_ns, contended(ctx))?;
         let saved = scaled(variant.saved.scaled(per_cpu_ns), scale);
@@ -92,14 +100,24 @@ fn acts_by_calls(remedy: &Remedy) -> bool {
     }
 }
 
-/// Allocations and reallocs for each nanosecond of the target's CPU time.
-fn calls_per_cpu_ns(ctx: &Context) -> Option<f64> {
+/// Allocations and reallocs in a second of the window.
+fn calls_per_s(ctx: &Context) -> Option<f64> {
     // It is about the process that the rungs judge.
     ctx.counted()?;
     let counted = ctx.recording.counted.as_ref().ok()?;
     let calls = counted.calls();
     let per_s = counted.rate_of(calls.allocations().saturating_add(calls.reallocs()) as f64)?;
-    (per_s > 0.0 && ctx.cpu_rate > 0.0).then(|| per_s / ctx.cpu_rate / 1e9)
+    (per_s > 0.0 && ctx.cpu_rate > 0.0).then_some(per_s)
+}
+
+/// Whether the replay touches about as many new pages as the target does for its malloc, if these are a large part of the cost. `replay`:
+/// page faults in a second. glibc gives the end of its heap back to the kernel in some programs, and not in their replays.
+fn touches_alike(ctx: &Context, remedy: &Remedy, of_lines: Interval, replay: f64) -> bool {
+    let of_malloc = touches_of_malloc(ctx, remedy).point;
+    let share = ctx.cpu(Wall::FirstTouch.lines()).map_or(0.0, |sum| sum.share.point) * of_malloc;
+    let Ok(faults) = ctx.bill.rates.minor_faults else { return true };
+    let target = faults * of_malloc;
+    share < TOUCHED * of_lines.point || (target / FAULTS_ALIKE <= replay && replay <= target * FAULTS_ALIKE)
 }
 
 /// The lines of malloc itself, with the blocks that calloc fills and realloc copies.
@@ -182,6 +200,14 @@ mod tests {
             rounds: 5,
         });
         subject
+    }
+
+    impl Subject {
+        /// Page faults in a second of the target, and with a call of the replay.
+        fn touches(&mut self, per_s: f64, with_a_call: f64) {
+            self.bill.rates.minor_faults = Ok(per_s);
+            self.recording.replayed.as_mut().unwrap().present.faults = Interval::exact(with_a_call);
+        }
     }
 
     /// Malloc has this share of CPU time.
@@ -333,7 +359,8 @@ mod tests {
             subject.shares(&[(AllocatorCode, 0.005), (FaultPath, 0.05), (Zeroing, 0.02), (MapCalls, 0.001)]);
             subject.map_call("do_mmap", owner == Owner::MappedBlock, 300);
             subject.faulted(Wall::FirstTouch, &[(owner, 1.0)]);
-            let subject = replayed(subject, &[("glibc-keep-memory", 700.0)]);
+            let mut subject = replayed(subject, &[("glibc-keep-memory", 700.0)]);
+            subject.touches(100_000.0, 1.0);
             let ctx = Context::new(&subject.recording, &subject.bill);
             Replayed::of(&ctx, find("glibc-keep-memory").unwrap()).map(|replayed| replayed.saved)
         };
@@ -341,6 +368,28 @@ mod tests {
         assert!((of_malloc.point - 0.066).abs() < 0.005, "{of_malloc:?}");
         // Malloc takes 0.5 % here, and 8 % in the replay.
         assert!(touching(Owner::Private).is_none());
+    }
+
+    /// The end of the heap is given back and touched again in the target, but not in the replay, which has too few faults: it says
+    /// nothing about what keeping memory saves.
+    #[test]
+    fn a_replay_with_other_first_touches_is_not_used_where_they_matter() {
+        let used = |touch: f64, faults: f64| {
+            let mut subject = computing();
+            subject.shares(&[(AllocatorCode, 0.1), (FaultPath, touch)]);
+            subject.faulted(Wall::FirstTouch, &[(Owner::Heap, 1.0)]);
+            let mut subject = replayed(subject, &[("glibc-keep-memory", 400.0)]);
+            // The target has 50,000 a second, one for two calls.
+            subject.touches(50_000.0, faults);
+            let ctx = Context::new(&subject.recording, &subject.bill);
+            Replayed::of(&ctx, find("glibc-keep-memory").unwrap()).is_some()
+        };
+        for (faults, alike) in
+            [(0.0, false), (0.1, false), (0.3, true), (0.5, true), (1.2, true), (2.0, false)]
+        {
+            assert_eq!(used(0.1, faults), alike, "{faults} faults with a call");
+            assert!(used(0.02, faults), "they matter little");
+        }
     }
 
     #[test]

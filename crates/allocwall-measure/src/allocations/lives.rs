@@ -13,6 +13,8 @@ const LEAST_READINGS: usize = 8;
 const MOST_WINDOWS: usize = 1024;
 /// The most threads whose last free is remembered.
 const MOST_THREADS: usize = 1024;
+/// Two blocks are freed together if both were in use for so many times the time between their frees. Our choice.
+const TOGETHER: u64 = 8;
 /// Fewer pairs of frees say nothing about their order.
 const LEAST_PAIRS: u64 = 20;
 
@@ -92,11 +94,13 @@ impl LivesTally {
             Some((new, cpu_ns)) if new > 0 && cpu_ns > 0 => Ok(new as f64 / cpu_ns as f64),
             _ => Err(too_little("the process ended before its CPU time was read")),
         };
-        Lives { bands, swing: self.swing.median(), reversed: self.order.reversed(), per_cpu_ns }
+        let (swing, fewest) = self.swing.medians();
+        Lives { bands, swing, fewest, reversed: self.order.reversed(), per_cpu_ns }
     }
 }
 
-/// In which order threads free their blocks.
+/// In which order threads free the blocks that they free together. Blocks that end one after the other, as those of a buffer that grows
+/// among blocks that stay, say nothing about it.
 #[derive(Clone, Debug, Default)]
 struct Order {
     /// By thread: when its last freed block was allocated, and freed. Ticks.
@@ -111,8 +115,10 @@ impl Order {
             return;
         }
         let Some((born, ended)) = self.last.insert(freed.tid, (freed.born, freed.ticks)) else { return };
-        // Both lived at the same time.
-        if freed.born < ended && ended <= freed.ticks {
+        let both = ended.saturating_sub(born.max(freed.born));
+        if both > 0
+            && freed.ticks.checked_sub(ended).is_some_and(|apart| apart.saturating_mul(TOGETHER) <= both)
+        {
             self.pairs += 1;
             self.reversed += u64::from(freed.born < born);
         }
@@ -133,8 +139,8 @@ impl Order {
 #[derive(Clone, Debug, Default)]
 struct Swing {
     readings: Vec<f64>,
-    /// The swing of each window.
-    windows: Vec<f64>,
+    /// The swing of each window, and its fewest blocks in use.
+    windows: Vec<(f64, f64)>,
 }
 
 impl Swing {
@@ -142,19 +148,24 @@ impl Swing {
         self.readings.push(in_use);
         if self.readings.len() == WINDOW {
             if self.windows.len() < MOST_WINDOWS {
-                self.windows.push(swing(&self.readings));
+                self.windows.push((swing(&self.readings), fewest(&self.readings)));
             }
             self.readings.clear();
         }
     }
 
-    fn median(&self) -> Measured<f64> {
+    /// Of the swings, and of the fewest blocks in use.
+    fn medians(&self) -> (Measured<f64>, Measured<f64>) {
         let mut windows = self.windows.clone();
         if windows.is_empty() && self.readings.len() >= LEAST_READINGS {
-            windows.push(swing(&self.readings));
+            windows.push((swing(&self.readings), fewest(&self.readings)));
         }
-        median(&windows)
-            .ok_or_else(|| too_little("the process ended before its counters were read often enough"))
+        let (swings, fewest): (Vec<f64>, Vec<f64>) = windows.into_iter().unzip();
+        let of = |values: &[f64]| {
+            median(values)
+                .ok_or_else(|| too_little("the process ended before its counters were read often enough"))
+        };
+        (of(&swings), of(&fewest))
     }
 }
 
@@ -169,6 +180,11 @@ fn swing(readings: &[f64]) -> f64 {
         level.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), one| (one.min(low), one.max(high)));
     let count = readings.len() as f64;
     (high - low) * (count + 1.0) / (count - 1.0)
+}
+
+fn fewest(readings: &[f64]) -> f64 {
+    // Threads are not read at the same moment, so a block may seem to end before it began.
+    readings.iter().copied().fold(f64::INFINITY, f64::min).max(0.0)
 }
 
 fn too_little(why: &str) -> Absence {
@@ -217,7 +233,7 @@ mod tests {
         assert_eq!((large.new, large.resized, large.kept, large.ended.len()), (0.0, 4.0, 10.0, 0));
         let ended: Vec<_> = small.ended.iter().map(|life| (life.age, life.end, life.blocks)).collect();
         assert_eq!(ended, [(3, End::Freed, 2.0), (3, End::FreedElsewhere, 2.0), (10, End::Resized, 4.0)]);
-        for missing in [lives.swing, lives.reversed, lives.per_cpu_ns] {
+        for missing in [lives.swing, lives.fewest, lives.reversed, lives.per_cpu_ns] {
             assert_eq!(missing.unwrap_err().reason, Reason::TooLittle);
         }
     }
@@ -242,23 +258,33 @@ mod tests {
             order.reversed()
         };
         assert_eq!((of(true, false), of(false, false)), (Ok(1.0), Ok(0.0)));
+        // A list of buffers: the last one is replaced by a larger one at times. Then all end, the oldest first.
+        let mut order = Order::default();
+        for list in 0..20_u64 {
+            let base = list * 10_000;
+            (0..9).for_each(|at| order.add(&freed(64, base + at * 100, base + at * 100 + 150)));
+            (0..4).for_each(|at| order.add(&freed(64, base + at * 100 + 50, base + 5_000 + at)));
+        }
+        assert_eq!(order.reversed(), Ok(0.0));
         assert_eq!(of(true, true).unwrap_err().reason, Reason::TooLittle);
     }
 
-    /// The median swing of a program that is read at random moments.
-    fn swing_of(in_use: impl Fn(f64, usize) -> f64) -> f64 {
+    /// The median swing and the median of the fewest blocks of a program that is read at random moments.
+    fn medians_of(in_use: impl Fn(f64, usize) -> f64) -> (f64, f64) {
         let (mut swing, mut random) = (Swing::default(), Random::new(3));
         (0..400).for_each(|at| swing.add(in_use(random.unit(), at)));
-        swing.median().unwrap()
+        let (swing, fewest) = swing.medians();
+        (swing.unwrap(), fewest.unwrap())
     }
 
     #[test]
     fn requests_swing_and_growth_does_not() {
-        let requests = swing_of(|phase, _| 1000.0 + 750.0 * phase);
+        let (requests, fewest) = medians_of(|phase, _| 1000.0 + 750.0 * phase);
         assert!((650.0..1000.0).contains(&requests), "{requests}");
-        let grows = swing_of(|phase, at| 5000.0 * at as f64 + 10.0 * phase);
+        assert!((1000.0..1150.0).contains(&fewest), "{fewest}");
+        let (grows, _) = medians_of(|phase, at| 5000.0 * at as f64 + 10.0 * phase);
         assert!(grows < 20.0, "{grows}");
-        let both = swing_of(|phase, at| 500.0 * at as f64 + 750.0 * phase);
+        let (both, _) = medians_of(|phase, at| 500.0 * at as f64 + 750.0 * phase);
         assert!((600.0..1000.0).contains(&both), "{both}");
     }
 
@@ -267,7 +293,7 @@ mod tests {
         let of = |readings: usize| {
             let mut swing = Swing::default();
             (0..readings).for_each(|at| swing.add((at % 2) as f64 * 100.0));
-            swing.median()
+            swing.medians().0
         };
         assert!(of(LEAST_READINGS - 1).is_err());
         assert!(of(LEAST_READINGS).is_ok_and(|swing| swing > 90.0));

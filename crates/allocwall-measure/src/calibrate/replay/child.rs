@@ -83,7 +83,7 @@ mod tests {
         "sizes": [[64, 0.9], [5000, 0.1]],
         "fates": [{"band": 2, "zeroed": 0.5, "fates": [{"share": 1.0, "end": "freed", "age": [1.0, 9.0]}]}],
         "resized_from": [], "resized_to": [], "kept": [[100, 5.0]],
-        "batch": {"blocks": 50.0, "order": "youngest_first"}, "one_at_a_time": false, "grows": false, "blocks": 1000
+        "batch": {"blocks": 50.0, "order": "youngest_first", "whole": false}, "one_at_a_time": false, "grows": false, "blocks": 1000
     }"#;
     const OPTIONS: Options = Options { seed: 1, memory: 64 << 20, ready: true };
 

@@ -248,7 +248,7 @@ impl Draws {
         }
         let batches = period.zip(mix.batch).map(|(period, batch)| Batches {
             period,
-            oldest: self.oldest(period, &mut random.clone()),
+            oldest: if batch.whole { f64::INFINITY } else { self.oldest(period, &mut random.clone()) },
             order: batch.order,
         });
         let span = if mix.one_at_a_time { Some(Span { blocks: 1.0 }) } else { of_thread };
@@ -741,7 +741,7 @@ mod tests {
             let mut mix = mix();
             mix.sizes = vec![(4096, 1.0)];
             mix.fates[1].fates[0].age = (60.0, 900.0);
-            mix.batch = Some(Batch { blocks: 500.0, order });
+            mix.batch = Some(Batch { blocks: 500.0, order, whole: false });
             let plan = Plan::of(&mix, 3, GIB);
             played(&plan.lanes[0]);
             plan.lanes[0].ops.clone()
@@ -781,7 +781,7 @@ mod tests {
     #[test]
     fn few_older_blocks_of_a_batch_end_with_it_and_many_do_not() {
         // How often as few blocks as ever are in use after a row of frees.
-        let left = |older: f64| {
+        let left = |older: f64, whole: bool| {
             let mut mix = mix();
             mix.sizes = vec![(4096, 1.0)];
             mix.fates[1].fates = vec![
@@ -789,7 +789,7 @@ mod tests {
                 fate(0.9 - older, End::Freed, (100.0, 600.0)),
                 fate(older, End::Freed, (1200.0, 3000.0)),
             ];
-            mix.batch = Some(Batch { blocks: 500.0, order: FreeOrder::OldestFirst });
+            mix.batch = Some(Batch { blocks: 500.0, order: FreeOrder::OldestFirst, whole });
             let plan = Plan::of(&mix, 3, GIB);
             let (mut in_use, mut least) = (0_i64, vec![]);
             for pair in plan.lanes[0].ops.windows(2) {
@@ -802,8 +802,11 @@ mod tests {
             let lowest = least.iter().min().copied().unwrap_or(0);
             least.iter().filter(|in_use| **in_use == lowest).count()
         };
-        let (few, many) = (left(0.002), left(0.05));
+        let (few, many) = (left(0.002, false), left(0.05, false));
         assert!(few >= 20 && many <= 3, "{few} and {many}");
+        // Unless the counts show that none is left.
+        let none = left(0.05, true);
+        assert!(none >= 20, "{none}");
     }
 
     #[test]
