@@ -22,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 # Much longer than the commands of a page take.
-LIMIT_S = 240
+LIMIT_S = 180
 
 FENCE = re.compile(r"^```(.*)$")
 HEADING = re.compile(r"^#{1,6} +(.+?) *#*$")
