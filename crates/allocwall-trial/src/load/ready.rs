@@ -9,7 +9,7 @@ use allocwall_model::error::{Error, Result};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Pause between two polls: short compared with the start of a server, and too rare to slow it down.
 pub const PAUSE: Duration = Duration::from_millis(20);
@@ -17,6 +17,8 @@ pub const PAUSE: Duration = Duration::from_millis(20);
 pub const SHORT_PAUSE: Duration = Duration::from_millis(2);
 /// Timeout of one poll; then the server is polled again.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// A server that was ended keeps its port until it has given back its memory.
+const ENDING: Duration = Duration::from_secs(1);
 
 /// When a server counts as ready.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -144,26 +146,31 @@ pub fn wait(
     }
 }
 
-/// Checks that a server that is started now can listen at this address.
+/// Checks that a server that is started now can listen at this address. Waits a moment for a server that was just ended.
 ///
 /// # Errors
 /// `Refused`: another process listens there already, or the address is not one of this machine.
 pub fn port_is_free(address: &Address) -> Result<()> {
-    let taken = || {
-        Err(Error::Refused(format!(
-            "{address} is in use before the command starts, so the load would go to another server; end that server (find it with \
-             ss -ltnp), or use another port"
-        )))
-    };
+    let until = Instant::now() + ENDING;
+    while is_taken(address)? {
+        if Instant::now() >= until {
+            return Err(Error::Refused(format!(
+                "{address} is in use before the command starts, so the load would go to another server; end that server (find it with \
+                 ss -ltnp), or use another port"
+            )));
+        }
+        std::thread::sleep(PAUSE);
+    }
+    Ok(())
+}
+
+fn is_taken(address: &Address) -> Result<bool> {
     match TcpListener::bind(address.0) {
-        Ok(_) => Ok(()),
-        Err(error) if error.kind() == ErrorKind::AddrInUse => taken(),
+        Ok(_) => Ok(false),
+        Err(error) if error.kind() == ErrorKind::AddrInUse => Ok(true),
         // Only root may bind a port below 1024; a connection shows whether it is in use.
         Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-            match TcpStream::connect_timeout(&address.0, PATIENCE) {
-                Ok(_) => taken(),
-                Err(_) => Ok(()),
-            }
+            Ok(TcpStream::connect_timeout(&address.0, PATIENCE).is_ok())
         }
         Err(error) if error.kind() == ErrorKind::AddrNotAvailable => Err(Error::Refused(format!(
             "{address} is not an address of this machine, on which the command runs; use 127.0.0.1 or [::1]"
@@ -281,6 +288,18 @@ mod tests {
         drop((accepted, listener));
         drop(client);
         port_is_free(&address).unwrap();
+    }
+
+    #[test]
+    fn a_server_that_is_ending_is_waited_for() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = Address(listener.local_addr().unwrap());
+        let ends = std::thread::spawn(move || {
+            std::thread::sleep(ENDING / 4);
+            drop(listener);
+        });
+        port_is_free(&address).unwrap();
+        ends.join().unwrap();
     }
 
     #[test]
