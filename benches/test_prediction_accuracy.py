@@ -2,7 +2,7 @@
 
 import unittest
 
-from prediction_accuracy import PROGRAMS, change, choice, fit, groups, headline, hit, page, point_in, wrong_sign
+from prediction_accuracy import NEW, PROGRAMS, change, choice, fit, groups, headline, hit, page, point_in, wrong_sign
 
 
 def interval(low, point, high):
@@ -78,9 +78,9 @@ class Judging(unittest.TestCase):
 
     def test_the_groups_have_separate_figures(self):
         narrow, wide = arm("a", GAIN, interval(-0.12, -0.1, -0.02)), arm("a", GAIN, interval(0.1, 0.2, 0.3))
-        results = [result("a", narrow, program="xz"), result("a", wide, program="git"), result("a", wide, program="m4")]
+        results = [result("a", narrow, program="xz"), result("a", wide, program="git"), result("a", wide, program=NEW[0].name)]
         found = {name: [r["program"] for r in part] for name, part in groups(results).items()}
-        self.assertEqual(found, {"new": ["m4"], "kept apart": ["xz"], "fitted": ["git"]})
+        self.assertEqual(found, {"new": [NEW[0].name], "kept apart": ["xz"], "fitted": ["git"]})
         text = page_of(*results)
         self.assertIn("| Hits | at least 90 % | **0 of 1 (0 %)**, not met | **1 of 1 (100 %)**, met | **0 of 1 (0 %)**, not met |", text)
         self.assertIn("| at most 12 | **20.0**, not met | **10.0**, met | **20.0**, not met |", text)

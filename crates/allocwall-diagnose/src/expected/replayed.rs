@@ -26,8 +26,8 @@ const FAULTS_ALIKE: f64 = 3.0;
 /// Where both are below this share of CPU time, their ratio is noise.
 const LITTLE: f64 = 0.01;
 
-/// By how much a prediction from a replay was off in other programs, as a part of what malloc costs them: 80 % of the measured points lie
-/// inside with this on both sides. Fitted by `benches/prediction_accuracy.py --fit`, which also tries it on each program without its own
+/// By how much a prediction from a replay was off in other programs, as a part of what malloc costs them: chosen so that 80 % of the measured
+/// points lay inside with this on both sides. Fitted by `benches/prediction_accuracy.py --fit`, which also tries it on each program without its own
 /// part in it (docs/predictions.md).
 const ERROR_OF_SWAPS: f64 = 0.3;
 /// The same for a setting of the present allocator.
