@@ -3,6 +3,7 @@
 // with maps of their own.
 //
 //     unseen NAME ROUNDS      runs the rounds, prints a sum that depends on all of them, and ends
+#include "random.h"
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -15,15 +16,6 @@
 #include <vector>
 
 namespace {
-
-struct Random {
-    uint64_t state;
-    uint64_t next() { // xorshift64, Marsaglia 2003
-        state ^= state << 13, state ^= state >> 7, state ^= state << 17;
-        return state;
-    }
-    uint64_t between(uint64_t low, uint64_t high) { return low + next() % (high - low); }
-};
 
 Random random_{88172645463325252u};
 

@@ -89,7 +89,7 @@ def commands(code):
 
 
 def unknown(words, helped):
-    """What the help does not have: the verb, or options. `helped(verbs)` is the help of a verb or of what it runs, or None."""
+    """The verb or the options of a command that are missing from the help. `helped(verbs)`: the help of these verbs, or None."""
     verb, *rest = words
     text = helped((verb,))
     if text is None:
