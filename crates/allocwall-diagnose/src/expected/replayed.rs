@@ -19,14 +19,14 @@ use allocwall_model::units::Interval;
 const ALIKE: f64 = 10.0;
 /// The same where threads contend: they may do it much more in the target, which also waits for locks of its own.
 const ALIKE_WHERE_CONTENDED: f64 = 2.0;
-/// From this part of what malloc costs on, the first touches of its memory decide what a remedy saves …
+/// From this part of malloc's cost on, the first touches of its memory decide how much a remedy saves …
 const TOUCHED: f64 = 0.25;
 /// … and the replay must have as many with a call as the target, up to this factor.
 const FAULTS_ALIKE: f64 = 3.0;
 /// Where both are below this share of CPU time, their ratio is noise.
 const LITTLE: f64 = 0.01;
 
-/// By how much a prediction from a replay was off in other programs, as a part of what malloc costs them: chosen so that 80 % of the measured
+/// By how much a prediction from a replay was off in other programs, as a part of malloc's cost there: chosen so that 80 % of the measured
 /// points lay inside with this on both sides. Fitted by `benches/prediction_accuracy.py --fit`, which also tries it on each program without its own
 /// part in it (docs/predictions.md).
 const ERROR_OF_SWAPS: f64 = 0.3;

@@ -332,6 +332,7 @@ mod tests {
     use super::*;
     use crate::load::request::Ask;
     use crate::load::test_server::{Server, answer};
+    use std::sync::Mutex;
     use std::sync::atomic::AtomicUsize;
     use std::thread::sleep;
 
@@ -347,6 +348,19 @@ mod tests {
 
     fn find_at(url: &str) -> Measured<Capacity> {
         find(&Request::new(&Ask::get(url)).unwrap(), &search(), &AtomicBool::new(false))
+    }
+
+    /// A server that answers one request after another, each in a time that depends on how many wait, in milliseconds.
+    fn one_at_a_time(takes_ms: impl Fn(usize) -> u64 + Send + Sync + 'static) -> Server {
+        let (waiting, turn) = (AtomicUsize::new(0), Mutex::new(()));
+        Server::start(move |_, stream| {
+            waiting.fetch_add(1, Ordering::SeqCst);
+            let held = turn.lock().unwrap();
+            sleep(Duration::from_millis(takes_ms(waiting.load(Ordering::SeqCst))));
+            drop(held);
+            waiting.fetch_sub(1, Ordering::SeqCst);
+            answer(stream, 200)
+        })
     }
 
     /// This server answers each connection after 10 ms, so at most 100 requests per second and connection on any machine. The
@@ -369,13 +383,7 @@ mod tests {
     /// The twin: one request at a time, for any number of connections; two flat steps end the search.
     #[test]
     fn throughput_that_does_not_rise_ends_the_search() {
-        let one_at_a_time = std::sync::Mutex::new(());
-        let server = Server::start(move |_, stream| {
-            let held = one_at_a_time.lock().unwrap();
-            sleep(Duration::from_millis(5));
-            drop(held);
-            answer(stream, 200)
-        });
+        let server = one_at_a_time(|_| 5);
         let capacity = find_at(&server.url()).unwrap();
         assert!(capacity.per_second() <= 200.0 * 1.2, "{capacity:?}");
     }
@@ -384,27 +392,13 @@ mod tests {
     /// connections of the search would not show it; the load may use all.
     #[test]
     fn a_server_that_is_slower_with_many_connections_is_loaded_by_what_it_answers_then() {
-        let (now, one_at_a_time) = (AtomicUsize::new(0), std::sync::Mutex::new(()));
-        let crowds = Server::start(move |_, stream| {
-            now.fetch_add(1, Ordering::SeqCst);
-            let held = one_at_a_time.lock().unwrap();
-            sleep(Duration::from_millis(now.load(Ordering::SeqCst).max(4) as u64));
-            drop(held);
-            now.fetch_sub(1, Ordering::SeqCst);
-            answer(stream, 200)
-        });
+        let crowds = one_at_a_time(|waiting| waiting.max(4) as u64);
         let capacity = find_at(&crowds.url()).unwrap();
         let slower = capacity.slower_crowded().expect("fewer answers on 16 connections");
         assert!(slower.connections > capacity.best.connections, "{capacity:?}");
         assert!(capacity.per_second() < 0.7 * capacity.best.per_second, "{capacity:?}");
         // The twin answers one after another, and each as fast.
-        let one_at_a_time = std::sync::Mutex::new(());
-        let steady = Server::start(move |_, stream| {
-            let held = one_at_a_time.lock().unwrap();
-            sleep(Duration::from_millis(5));
-            drop(held);
-            answer(stream, 200)
-        });
+        let steady = one_at_a_time(|_| 5);
         let capacity = find_at(&steady.url()).unwrap();
         assert_eq!(capacity.crowded.as_ref().map(|step| step.connections), Some(16), "{capacity:?}");
         assert!(capacity.per_second() > 0.8 * capacity.best.per_second, "{capacity:?}");
