@@ -61,8 +61,8 @@ pub(super) struct Prediction {
     /// Upper end of what it saves of its lines, without the effect of other addresses on the program's own time. None if it
     /// saves no CPU time, if its lines were not measured, or if it can save more than its lines.
     pub best: Option<f64>,
-    /// It may have to copy blocks that realloc keeps in place now: its gain is unknown, and often a loss.
-    pub may_copy: bool,
+    /// It may have to copy blocks that realloc keeps in place now, or was dearer in a replay: its gain is unknown, and often a loss.
+    pub may_lose: bool,
 }
 
 pub(super) fn prediction(ctx: &Context, remedy: &Remedy) -> Prediction {
@@ -96,7 +96,15 @@ pub(super) fn prediction(ctx: &Context, remedy: &Remedy) -> Prediction {
     let at_most = at_most.filter(|_| bounded);
     let best = bounded.then(|| of_lines.map_or(most, |saved| saved.high));
     let basis = replayed.map_or(basis, |replayed| replayed.basis());
-    Prediction { saved, gain, at_most, basis, most, best, may_copy: may_copy(ctx, remedy) }
+    Prediction {
+        saved,
+        gain,
+        at_most,
+        basis,
+        most,
+        best,
+        may_lose: matches!(unpredictable(ctx, remedy), Some(COPIES | DEARER)),
+    }
 }
 
 /// What a remedy saves, as shares of the target's CPU time.
@@ -134,10 +142,9 @@ fn saved(ctx: &Context, remedy: &Remedy) -> Option<Saved> {
         (None, None) => bounded(ctx, remedy)?,
     };
     let aside = match (library, remedy.effect) {
-        (Some(_), _) => times(own, swaps::LAYOUT),
         (None, Effect::HugeTouch) if remedy.applies(Change::ArenaHook) => loads_of_arenas(ctx, remedy, own),
         (None, Effect::HugeTouch) => loads_on_huge_pages(ctx, remedy, own),
-        (None, _) => times(own, swaps::PLACES),
+        _ => times(own, swaps::LAYOUT),
     };
     Some(Saved { of_lines, aside })
 }
@@ -259,10 +266,13 @@ fn unpredictable(ctx: &Context, remedy: &Remedy) -> Option<&'static str> {
     if remedy.effect != Effect::Swap || contended(ctx) {
         return None;
     }
-    if may_copy(ctx, remedy) {
+    let replayed = Replayed::of(ctx, remedy).is_some();
+    if !replayed && grows_in_place(ctx) {
         return Some(COPIES);
     }
-    let replayed = Replayed::of(ctx, remedy).is_some();
+    if !replayed && replayed::is_dearer(ctx, remedy) {
+        return Some(DEARER);
+    }
     changes_places_most(ctx, remedy, replayed).then_some(PLACES_UNKNOWN)
 }
 
@@ -270,16 +280,10 @@ fn is_unpredictable(ctx: &Context, remedy: &Remedy) -> bool {
     unpredictable(ctx, remedy).is_some()
 }
 
-/// Whether another allocator may have to copy blocks, and nothing shows what that costs.
-fn may_copy(ctx: &Context, remedy: &Remedy) -> bool {
-    remedy.effect == Effect::Swap
-        && !contended(ctx)
-        && grows_in_place(ctx)
-        && Replayed::of(ctx, remedy).is_none()
-}
-
 const COPIES: &str = "unknown: realloc makes many blocks larger in place or by moving their pages, where another allocator may copy \
                       them. Only a trial shows it";
+const DEARER: &str = "unknown: in a replay of the program's calls this allocator cost more than the present one, but the replay lacks \
+                      what the program pays for, so it does not show how much. Only a trial shows it";
 const PLACES_UNKNOWN: &str = "unknown: another allocator puts blocks at other addresses. This can save more CPU than malloc uses, or \
                               nothing. Only a trial shows it";
 /// From this part of all calls for memory on, reallocs that copy nothing decide what another allocator costs. Our choice.
@@ -843,7 +847,7 @@ mod tests {
 
     /// A change as small as that of the application's own time.
     fn next_to_nothing(cost: f64) -> bool {
-        cost.abs() < 0.005
+        cost.abs() <= swaps::LAYOUT.most
     }
 
     fn calls(symbol: &str) -> Subject {

@@ -51,7 +51,7 @@ pub fn prescribe(
         let first = if by_memory { memory } else { Ordering::Equal };
         first
             .then(b.answers.cmp(&a.answers))
-            .then(a.may_copy.cmp(&b.may_copy))
+            .then(a.may_lose.cmp(&b.may_lose))
             .then(a.advice.cmp(&b.advice))
             .then(b.goes_first(best).cmp(&a.goes_first(best)))
             .then(a.goes_last(best_of_target).cmp(&b.goes_last(best_of_target)))
@@ -102,7 +102,7 @@ struct Rank {
     /// It acts on a wall or contributor: the allocator's calls may be many and no wall.
     answers: bool,
     /// It may cost far more than it saves.
-    may_copy: bool,
+    may_lose: bool,
     /// Advice whose effect was not measured.
     advice: bool,
     /// It undoes a setting of the target.
@@ -158,7 +158,7 @@ fn rank(
     Rank {
         remedy,
         answers: findings.iter().any(|f| f.status.has_fired() && remedy.walls.contains(&f.wall)),
-        may_copy: saving.may_copy,
+        may_lose: saving.may_lose,
         advice: remedy.kind == Kind::Advice && saving.returned == 0,
         cause: needs::undoes_a_setting(process, remedy),
         leading: leading.is_some_and(|w| remedy.walls.contains(&w)),
@@ -202,7 +202,7 @@ pub struct Saving {
     /// Resident bytes that it is expected to return; 0 if that is unknown.
     returned: u64,
     /// See [`expected::Prediction`].
-    may_copy: bool,
+    may_lose: bool,
 }
 
 /// Every remedy for these walls.
@@ -285,7 +285,7 @@ fn fit(ctx: &Context, remedy: &Remedy, walls: &[Wall]) -> Offer {
         Returned::AlmostNothing | Returned::Unknown => (None, 0, String::new()),
     };
     let saving =
-        Saving { saved: prediction.saved, most: prediction.most, returned, may_copy: prediction.may_copy };
+        Saving { saved: prediction.saved, most: prediction.most, returned, may_lose: prediction.may_lose };
     let template = remedy.template();
     let start_again = ctx.root().is_none() && template.contains(THREADS);
     let (template, undo) =

@@ -76,6 +76,12 @@ impl Replayed {
     }
 }
 
+/// Whether the replay of another allocator took longer than that of the present one, whether or not it is about what the bill shows.
+pub(super) fn is_dearer(ctx: &Context, remedy: &Remedy) -> bool {
+    let replay = ctx.recording.replayed.as_ref().ok();
+    replay.and_then(|replay| replay.of(remedy.key)).is_some_and(|variant| variant.saved.high < 0.0)
+}
+
 /// What a call costs besides malloc: the replay's own work, and writing the blocks. Ready memory can show too much of it, as blocks
 /// that are used again at once are in closer caches: no allocator takes less than that work.
 fn work_beside(replay: &Replay) -> f64 {
@@ -390,6 +396,23 @@ mod tests {
             assert_eq!(used(0.1, faults), alike, "{faults} faults with a call");
             assert!(used(0.02, faults), "they matter little");
         }
+    }
+
+    /// It says that the other allocator is dearer, but not by how much.
+    #[test]
+    fn no_gain_is_promised_against_a_replay_that_is_not_used() {
+        let change = |saved_ns: f64, faults: f64| {
+            let mut subject = computing();
+            subject.shares(&[(AllocatorCode, 0.1), (FaultPath, 0.1)]);
+            subject.faulted(Wall::FirstTouch, &[(Owner::Heap, 1.0)]);
+            let mut subject = replayed(subject, &[("jemalloc", saved_ns)]);
+            subject.touches(50_000.0, faults);
+            change_of(&subject, "jemalloc").map(|change| change.point)
+        };
+        let unlike = 0.0;
+        assert_eq!(change(-400.0, unlike), None);
+        assert!(change(400.0, unlike).is_some_and(|point| point < 0.0));
+        assert!(change(-400.0, 0.5).is_some_and(|point| point > 0.0));
     }
 
     #[test]
