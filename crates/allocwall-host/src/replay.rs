@@ -3,7 +3,7 @@
 //! The plan is a list of operations for each thread, which is played again and again. An operation names a slot, which holds a block
 //! or nothing. So any list may be played: what finds no block in its slot does nothing.
 
-use crate::clock::own_cpu_ns;
+use crate::clock::{own_cpu_ns, own_usage};
 use crate::memory::AnonymousMapping;
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, set_parent_process_death_signal, setrlimit};
 use std::hint::black_box;
@@ -529,11 +529,7 @@ impl<'a, B: Blocks> Player<'a, B> {
 
 /// Minor page faults of this process so far.
 fn own_faults() -> u64 {
-    // SAFETY: an all-zero rusage is a valid value.
-    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: `usage` is a live rusage that the call fills; with these arguments the call cannot fail.
-    unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut usage) };
-    usage.ru_minflt as u64
+    own_usage().ru_minflt as u64
 }
 
 #[cfg(test)]
