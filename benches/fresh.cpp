@@ -2,12 +2,10 @@
 // columns of a table, formatted lines, buffers of a network, a thread for each request, and sessions that are dropped when they are old.
 //
 //     fresh NAME ROUNDS      runs the rounds, prints a sum that depends on all of them, and ends
+#include "programs.h"
 #include "random.h"
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <list>
 #include <map>
 #include <memory>
@@ -180,16 +178,6 @@ uint64_t sessions(long rounds) {
 } // namespace
 
 int main(int argc, char **argv) {
-    const std::pair<const char *, uint64_t (*)(long)> known[] = {
-        {"events", events},   {"indexed", indexed},     {"columns", columns},   {"lines", lines},
-        {"buffers", buffers}, {"answered", answered}, {"sessions", sessions},
-    };
-    for (const auto &[name, run] : known) {
-        if (argc == 3 && !strcmp(argv[1], name)) {
-            printf("%llu\n", static_cast<unsigned long long>(run(atol(argv[2]))));
-            return 0;
-        }
-    }
-    fprintf(stderr, "usage: fresh NAME ROUNDS\n");
-    return 2;
+    return run_one("fresh", {{"events", events}, {"indexed", indexed}, {"columns", columns}, {"lines", lines},
+                             {"buffers", buffers}, {"answered", answered}, {"sessions", sessions}}, argc, argv);
 }

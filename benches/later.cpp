@@ -2,10 +2,9 @@
 // two threads that pass on batches of strings, texts that grow by append, and a graph that is rebuilt.
 //
 //     later NAME ROUNDS      runs the rounds, prints a sum that depends on all of them, and ends
+#include "programs.h"
 #include <condition_variable>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -170,12 +169,5 @@ uint64_t graph(long rounds) {
 } // namespace
 
 int main(int argc, char **argv) {
-    const std::map<std::string, uint64_t (*)(long)> programs = {{"trees", trees}, {"batches", batches}, {"texts", texts}, {"graph", graph}};
-    auto program = programs.find(argc == 3 ? argv[1] : "");
-    long rounds = argc == 3 ? std::atol(argv[2]) : 0;
-    if (program == programs.end() || rounds < 1) {
-        std::fprintf(stderr, "usage: later trees|batches|texts|graph ROUNDS\n");
-        return 2;
-    }
-    std::printf("%llu\n", static_cast<unsigned long long>(program->second(rounds)));
+    return run_one("later", {{"trees", trees}, {"batches", batches}, {"texts", texts}, {"graph", graph}}, argc, argv);
 }

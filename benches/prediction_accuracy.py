@@ -744,16 +744,17 @@ LOADS = "all other allocators make it faster than malloc's own time, so its own 
 GROWS = "its heap grows in other steps, which the replay does not show"
 NOISY = "by tenths of a point: one diagnosis measured a small line, and the trial had short runs"
 PREDICTED_AGAIN = [
-    "The last change of the model was about replays that are not used though they show a loss, to which `numpy` led, and about settings, whose",
-    "intervals in fitted programs were too narrow. All programs that are older were predicted again, each from a new diagnosis. Those with several threads",
-    "were measured again, too: how long threads wait for one another depends on how the host places the processors of a virtual machine.",
-    "After all of this, the clock of a replay was corrected, which had been up to 4 ms old in 60 ms; these predictions have the older one.",
+    "The last change of the model was about replays that are not used though they show a loss, to which `numpy` led, and about settings,",
+    "whose intervals in fitted programs were too narrow. All programs that are older were predicted again, each from a new diagnosis. Those",
+    "with several threads were measured again, too: how long threads wait for one another depends on how the host places the processors of",
+    "a virtual machine. After all of this, the clock of a replay was corrected, which had been up to 4 ms old in 60 ms; these predictions",
+    "have the older one.",
 ]
 NOTES = {
     **{f"perl {arm}": HEAP for arm in (*SWAPS, "glibc-hugetlb")},
     **{f"remote-free {arm}": SPINS for arm in (*SWAPS, "snmalloc", "glibc-tcache-count")},
     **{f"sqlite {arm}": NOISY for arm in NATIVE},
-    **{f"{name} {arm}": LOADS for name in ("graph", "dot") for arm in SWAPS},
+    **{f"{name} {arm}": LOADS for name in ("graph", "dot", "indexed", "cppcheck", "sassc") for arm in SWAPS},
     "trees mimalloc": LOADS,
     "dot glibc-hugetlb": LOADS,
     **{f"texts {arm}": GROWS for arm in ("glibc-keep-memory", "glibc-hugetlb")},

@@ -1,11 +1,9 @@
 // Programs with a fixed amount of work on the standard library's containers, for trials of remedies.
 //
 //     structures NAME ROUNDS      runs the rounds, prints a sum that depends on all of them, and ends
-
+#include "programs.h"
 #include <algorithm>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <list>
 #include <map>
 #include <random>
@@ -131,13 +129,5 @@ static std::uint64_t map_orders(long rounds) {
 }
 
 int main(int argc, char **argv) {
-    const std::map<std::string, std::uint64_t (*)(long)> programs = {
-        {"text", text}, {"cache-lru", cache_lru}, {"map-orders", map_orders}};
-    long rounds = argc == 3 ? std::strtol(argv[2], nullptr, 10) : 0;
-    auto program = rounds < 1 ? programs.end() : programs.find(argv[1]);
-    if (program == programs.end()) {
-        std::fprintf(stderr, "usage: structures text|cache-lru|map-orders ROUNDS\n");
-        return 2;
-    }
-    std::printf("%llu\n", static_cast<unsigned long long>(program->second(rounds)));
+    return run_one("structures", {{"text", text}, {"cache-lru", cache_lru}, {"map-orders", map_orders}}, argc, argv);
 }

@@ -3,9 +3,9 @@
 // with maps of their own.
 //
 //     unseen NAME ROUNDS      runs the rounds, prints a sum that depends on all of them, and ends
+#include "programs.h"
 #include "random.h"
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <list>
@@ -146,14 +146,6 @@ uint64_t two_maps(long rounds) {
 } // namespace
 
 int main(int argc, char **argv) {
-    const std::map<std::string, uint64_t (*)(long)> programs = {
-        {"words", words}, {"records", records}, {"matrices", matrices}, {"messages", messages}, {"connections", connections}, {"two-maps", two_maps},
-    };
-    auto program = programs.find(argc == 3 ? argv[1] : "");
-    long rounds = argc == 3 ? std::atol(argv[2]) : 0;
-    if (program == programs.end() || rounds < 1) {
-        std::fprintf(stderr, "usage: unseen words|records|matrices|messages|connections|two-maps ROUNDS\n");
-        return 2;
-    }
-    std::printf("%llu\n", static_cast<unsigned long long>(program->second(rounds)));
+    return run_one("unseen", {{"words", words}, {"records", records}, {"matrices", matrices},
+                              {"messages", messages}, {"connections", connections}, {"two-maps", two_maps}}, argc, argv);
 }

@@ -3,11 +3,10 @@
 // different sizes that replace one another.
 //
 //     varied NAME ROUNDS      runs the rounds, prints a sum that depends on all of them, and ends
+#include "programs.h"
 #include "random.h"
 #include <condition_variable>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -303,16 +302,6 @@ uint64_t replaced(long rounds) {
 } // namespace
 
 int main(int argc, char **argv) {
-    const std::pair<const char *, uint64_t (*)(long)> known[] = {
-        {"documents", documents}, {"stages", stages}, {"tasks", tasks},       {"pictures", pictures},
-        {"searches", searches},   {"editor", editor}, {"replaced", replaced},
-    };
-    for (const auto &[name, run] : known) {
-        if (argc == 3 && !strcmp(argv[1], name)) {
-            printf("%llu\n", static_cast<unsigned long long>(run(atol(argv[2]))));
-            return 0;
-        }
-    }
-    fprintf(stderr, "usage: varied NAME ROUNDS\n");
-    return 2;
+    return run_one("varied", {{"documents", documents}, {"stages", stages}, {"tasks", tasks}, {"pictures", pictures},
+                              {"searches", searches}, {"editor", editor}, {"replaced", replaced}}, argc, argv);
 }

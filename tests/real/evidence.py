@@ -130,8 +130,8 @@ def stacks(script):
 
 
 def start_perf(seconds, data):
-    """Starts perf on all CPUs for `seconds`; its samples have the time of CLOCK_REALTIME. The clock of a process (-p) fires more often just after the process was switched in: at
-    22,700 switches a second, 8.8 % of the samples were there; with this clock 1.3 %."""
+    """Starts perf on all CPUs for `seconds`; its samples have the time of CLOCK_REALTIME. The clock of a process (-p) fires more often
+    just after the process was switched in: at 22,700 switches a second, 8.8 % of the samples were there; with this clock 1.3 %."""
     return subprocess.Popen(
         ["perf", "record", "-q", "-k", "CLOCK_REALTIME", "-F", str(PERF_HZ), "-e", "cpu-clock", "-g", "-o", str(data), "-a", "--", "sleep", str(seconds)],
         stdin=subprocess.DEVNULL,

@@ -67,7 +67,8 @@ pub(super) struct Prediction {
 
 pub(super) fn prediction(ctx: &Context, remedy: &Remedy) -> Prediction {
     let ByPrice { gain: priced, basis, most } = by_price(ctx, remedy);
-    let replayed = Replayed::of(ctx, remedy).filter(|_| !is_unpredictable(ctx, remedy));
+    let unknown = unpredictable(ctx, remedy);
+    let replayed = Replayed::of(ctx, remedy).filter(|_| unknown.is_none());
     let known = match remedy.effect {
         Effect::Swap | Effect::DeeperCache | Effect::OwnArenas => true,
         Effect::HugeTouch | Effect::ArenaInsteadOfMap | Effect::Populate => {
@@ -84,7 +85,7 @@ pub(super) fn prediction(ctx: &Context, remedy: &Remedy) -> Prediction {
     let saved = saved.map(Saved::whole);
     let gain = saved.filter(|_| known);
     let saves_cpu = !matches!(remedy.effect, Effect::NotCpu(_));
-    let bounded = saves_cpu && !is_unpredictable(ctx, remedy) && ctx.cpu(remedy.acts_on).is_ok();
+    let bounded = saves_cpu && unknown.is_none() && ctx.cpu(remedy.acts_on).is_ok();
     let bound = gain.map_or(most, |gain| gain.high.max(most));
     let at_most = match remedy.effect {
         // It may also cost more than it saves.
@@ -96,15 +97,8 @@ pub(super) fn prediction(ctx: &Context, remedy: &Remedy) -> Prediction {
     let at_most = at_most.filter(|_| bounded);
     let best = bounded.then(|| of_lines.map_or(most, |saved| saved.high));
     let basis = replayed.map_or(basis, |replayed| replayed.basis());
-    Prediction {
-        saved,
-        gain,
-        at_most,
-        basis,
-        most,
-        best,
-        may_lose: matches!(unpredictable(ctx, remedy), Some(COPIES | DEARER)),
-    }
+    let may_lose = matches!(unknown, Some(COPIES | DEARER));
+    Prediction { saved, gain, at_most, basis, most, best, may_lose }
 }
 
 /// What a remedy saves, as shares of the target's CPU time.
@@ -125,7 +119,7 @@ impl Saved {
 
 /// For a remedy that applies.
 fn saved(ctx: &Context, remedy: &Remedy) -> Option<Saved> {
-    if is_unpredictable(ctx, remedy) {
+    if unpredictable(ctx, remedy).is_some() {
         return None;
     }
     let library = remedy.start.iter().flat_map(|s| s.applied).find_map(|c| match c {
@@ -274,10 +268,6 @@ fn unpredictable(ctx: &Context, remedy: &Remedy) -> Option<&'static str> {
         return Some(DEARER);
     }
     changes_places_most(ctx, remedy, replayed).then_some(PLACES_UNKNOWN)
-}
-
-fn is_unpredictable(ctx: &Context, remedy: &Remedy) -> bool {
-    unpredictable(ctx, remedy).is_some()
 }
 
 const COPIES: &str = "unknown: realloc makes many blocks larger in place or by moving their pages, where another allocator may copy \

@@ -515,12 +515,12 @@ fn one_at_a_time(process: &CountedProcess) -> bool {
     let Ok(samples) = &process.samples else { return false };
     let Ok(lifetimes) = &samples.lifetimes else { return false };
     let mut left = lifetimes.by_blocks.weight() * (1.0 - INTERRUPTED);
-    let mut age = |ages: &Bucket| {
+    let age = |ages: &Bucket| {
         let weight = ages.weight.min(left);
         left -= weight;
         weight * (ages.middle() - COLD_NS).max(0.0)
     };
-    let lived: f64 = lifetimes.by_blocks.buckets.iter().map(&mut age).sum();
+    let lived: f64 = lifetimes.by_blocks.buckets.iter().map(age).sum();
     let in_use = lived / process.over_ns.max(1) as f64;
     in_use <= ONE && samples.lives.swing.as_ref().is_ok_and(|swing| *swing <= ONE)
 }
