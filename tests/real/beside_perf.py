@@ -51,7 +51,7 @@ SUBJECTS = [
     ("call-rate", "--dial", "0.4", "--threads", "2"),
     ("contention", "--dial", "0.4", "--threads", "2"),
 ]
-# In 12 windows with 21,000 switches a second, the bill had 0.6 to 1.9 points less of malloc than perf in the same time; the reason is
+# In 13 windows with 21,000 switches a second, the bill had 0.6 to 2.8 points less of malloc than perf in the same time; the reason is
 # not known. By the subject's own account both had too little.
 MORE = {"contention": {"malloc": 0.01}}
 # This one has no truth of its own for the line, and it uses other functions of libc.
