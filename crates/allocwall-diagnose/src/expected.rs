@@ -96,7 +96,18 @@ pub(super) fn prediction(ctx: &Context, remedy: &Remedy) -> Prediction {
     };
     let at_most = at_most.filter(|_| bounded);
     let best = bounded.then(|| of_lines.map_or(most, |saved| saved.high));
-    let basis = replayed.map_or(basis, |replayed| replayed.basis());
+    let mut basis = replayed.map_or(basis, |replayed| replayed.basis());
+    let waits = waits_for_blocks(ctx).filter(|_| remedy.effect == Effect::Swap && unknown.is_none());
+    match waits {
+        Some(Ok(waits)) if places_matter(ctx) => {
+            let waits = percent(waits.point);
+            basis.push_str(&format!(
+                "; {waits} of CPU waits for loads, which another allocator may make faster"
+            ));
+        }
+        Some(Err(_)) => basis.push_str("; how much it waits for loads was not measured"),
+        _ => {}
+    }
     let may_lose = matches!(unknown, Some(COPIES | DEARER));
     Prediction { saved, gain, at_most, basis, most, best, may_lose }
 }
@@ -135,10 +146,12 @@ fn saved(ctx: &Context, remedy: &Remedy) -> Option<Saved> {
         (None, Some(replayed)) => replayed,
         (None, None) => bounded(ctx, remedy)?,
     };
+    let layout = times(own, swaps::LAYOUT);
     let aside = match (library, remedy.effect) {
         (None, Effect::HugeTouch) if remedy.applies(Change::ArenaHook) => loads_of_arenas(ctx, remedy, own),
         (None, Effect::HugeTouch) => loads_on_huge_pages(ctx, remedy, own),
-        _ => times(own, swaps::LAYOUT),
+        (None, _) => layout,
+        (Some(_), _) => sum(&[layout, loads_of_blocks(ctx)]),
     };
     Some(Saved { of_lines, aside })
 }
@@ -308,6 +321,34 @@ fn in_kernel(ctx: &Context, remedy: &Remedy) -> f64 {
     let share = |lines: &[CostClass]| ctx.cpu(lines).map_or(0.0, |sum| sum.share.point);
     let maps = share(MAPPING) * map_calls_of_malloc(ctx).point;
     maps + share(Wall::FirstTouch.lines()) * recycled(ctx) * touches_of_malloc(ctx, remedy).point
+}
+
+/// From this number of blocks in use on, they don't fit into the closest cache: their lines are 256 KiB or more. Our choice.
+const MANY_BLOCKS: f64 = 4096.0;
+/// Where it was not measured how much a program waits: all that is possible, and about what other programs do.
+const WAITS_UNKNOWN: Interval = Interval { low: 0.0, point: 0.5, high: 1.0 };
+
+/// The share of CPU time in which the program waits for loads, if it has many blocks for another allocator to place. `Err`: the share
+/// of its own time, of which that is an unknown part.
+fn waits_for_blocks(ctx: &Context) -> Option<Result<Interval, Interval>> {
+    let counted = ctx.counted().and_then(|_| ctx.recording.counted.as_ref().ok())?;
+    let many = counted.processes.first()?.blocks_in_use()? >= MANY_BLOCKS;
+    // The objects of a runtime stay where they are.
+    let native = matches!(ctx.process()?.runtime, Ok(Runtime::Native));
+    let own = ctx.cpu(&[CostClass::Application]).ok().filter(|_| many && native)?.share;
+    Some(ctx.bill.waits_for_loads.as_ref().map(|waits| both(own, *waits)).map_err(|_| own))
+}
+
+/// What the program's loads of its blocks save if these are elsewhere.
+fn loads_of_blocks(ctx: &Context) -> Interval {
+    let waits = waits_for_blocks(ctx).map(|waits| waits.unwrap_or_else(|own| both(own, WAITS_UNKNOWN)));
+    waits.map_or(Interval::exact(0.0), |waits| times(waits, swaps::LOADS_OF_BLOCKS))
+}
+
+/// Whether other places of blocks may save as much as makes another allocator worth a trial. No if that was not measured.
+pub(super) fn places_matter(ctx: &Context) -> bool {
+    let measured = waits_for_blocks(ctx).is_some_and(|waits| waits.is_ok());
+    measured && loads_of_blocks(ctx).point >= needs::WORTH_A_SWAP
 }
 
 fn swapped(ctx: &Context, remedy: &Remedy, kind: AllocatorKind) -> Option<Interval> {
@@ -823,7 +864,8 @@ fn lines_of(remedy: &Remedy) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{Subject, computing, resident_bill};
+    use crate::Verdict;
+    use crate::testing::{Subject, WINDOW_S, computing, resident_bill};
     use allocwall_model::catalogue::cost::CostClass::{FaultPath, Zeroing};
     use allocwall_model::catalogue::remedies::find;
     use allocwall_model::recording::{
@@ -855,6 +897,81 @@ mod tests {
         let few = of(&few, "tcmalloc").unwrap();
         assert!(few.low < 0.0 && few.high > 0.0, "{few:?}");
         assert!(few.high - few.low < missing.high - missing.low, "{few:?}");
+    }
+
+    /// A program with 100,000 blocks a second. It waits for loads in this part of its own time.
+    fn following(lifetime_ns: u64, waits: f64) -> Subject {
+        let mut subject = computing();
+        subject.shares(&[(AllocatorCode, 0.02)]);
+        let blocks = 100_000 * WINDOW_S as u64;
+        subject.recording.counted =
+            Ok(allocwall_sketches::recording::counted(WINDOW_S as u64, &[(blocks, 64)], lifetime_ns, 0.0));
+        subject.bill.waits_for_loads = Ok(Interval::new(waits - 0.02, waits, waits + 0.02));
+        subject
+    }
+
+    const LONG_NS: u64 = 100_000_000;
+
+    #[test]
+    fn other_places_may_save_a_part_of_what_a_program_with_many_blocks_waits_for_loads() {
+        let of = |subject: &Subject| of(subject, "tcmalloc").unwrap();
+        // 10,000 blocks in use, and ten.
+        let (many, few) = (of(&following(LONG_NS, 0.6)), of(&following(LONG_NS / 1000, 0.6)));
+        assert!((few.point - many.point - 0.98 * 0.6 * 0.2).abs() < 0.005, "{many:?} {few:?}");
+        assert!(many.low < few.low - 0.19 && (many.high - few.high).abs() < 0.12, "{many:?} {few:?}");
+        let short = of(&following(LONG_NS, 0.05));
+        assert!(short.low > few.low - 0.03 && short.point > few.point - 0.02, "{short:?} {few:?}");
+        // All of its own time counts if the code could not be read.
+        let mut unread = following(LONG_NS, 0.6);
+        unread.bill.waits_for_loads = Err(crate::testing::absent());
+        assert!(of(&unread).low < many.low, "{:?}", of(&unread));
+        // A setting leaves the blocks where they are.
+        let tcache =
+            super::change(&unread.recording, &unread.bill, find("glibc-tcache-count").unwrap()).unwrap();
+        assert!(tcache.low > -0.05, "{tcache:?}");
+    }
+
+    #[test]
+    fn another_allocator_is_offered_where_places_may_matter_though_calls_are_few() {
+        let offered = |subject: &Subject| {
+            let remedies = subject.verdict().remedies;
+            remedies.into_iter().find(|remedy| remedy.remedy == "tcmalloc").map(|remedy| remedy.basis)
+        };
+        let many = following(LONG_NS, 0.6);
+        let basis = offered(&many).unwrap();
+        assert!(
+            basis.contains("59 % of CPU waits for loads, which another allocator may make faster"),
+            "{basis}"
+        );
+        let Verdict { sentence, remedies, .. } = many.verdict();
+        assert!(
+            sentence.contains("It often waits for loads from memory: another allocator may help."),
+            "{sentence}"
+        );
+        // Fewer calls would not help.
+        let swaps = remedies.iter().all(|remedy| find(&remedy.remedy).unwrap().effect == Effect::Swap);
+        assert!(swaps, "{remedies:?}");
+        let mut unread = following(LONG_NS, 0.6);
+        unread.bill.waits_for_loads = Err(crate::testing::absent());
+        let with_runtime = |runtime: Runtime| {
+            let mut subject = following(LONG_NS, 0.6);
+            subject.process().runtime = Ok(runtime);
+            subject
+        };
+        let python = with_runtime(Runtime::Cpython { version: "3.11.2".into(), free_threaded: false });
+        let java = with_runtime(Runtime::Jvm { version: None });
+        let (few, computes) = (following(LONG_NS / 1000, 0.6), following(LONG_NS, 0.1));
+        for (subject, why) in [
+            (few, "few blocks"),
+            (computes, "it computes"),
+            (unread, "not measured"),
+            (python, "objects in arenas of its own"),
+            (java, "objects in a heap of its own"),
+        ] {
+            assert_eq!(offered(&subject), None, "{why}");
+            let sentence = subject.verdict().sentence;
+            assert!(!sentence.contains("waits for loads"), "{why}: {sentence}");
+        }
     }
 
     /// If many calls are cheap, it matters more where the blocks are.

@@ -39,10 +39,10 @@ pub fn verdict(recording: &Recording, bill: &Bill) -> Verdict {
     let ctx = Context::new(recording, bill);
     let judged = rungs::walk(&ctx);
     let walls = rungs::walls_worst_first(&judged);
-    let sentence = sentence::write(&ctx, &judged, &walls);
     let leading = walls.first().copied().or_else(|| sentence::leading_contributor(&judged));
-    let findings: Vec<Finding> = judged.into_iter().map(|j| j.finding).collect();
+    let findings: Vec<Finding> = judged.iter().map(|j| j.finding.clone()).collect();
     let remedies = remedies::prescribe(recording, bill, &findings, leading);
+    let sentence = sentence::write(&ctx, &judged, &walls, &remedies);
     let next = sentence::next_steps(&ctx, &findings, &remedies, walls.first().copied());
     Verdict { sentence: sentence.text, site: sentence.site, walls, findings, remedies, next }
 }

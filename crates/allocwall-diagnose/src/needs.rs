@@ -278,7 +278,8 @@ impl<'a, 'r> Facts<'a, 'r> {
 
     /// Another malloc has no effect on objects that a runtime or the program allocates itself (CPython: up to 512 bytes;
     /// the Java, Go and V8 heaps; pools of a native program). For a runtime, or if no wall of the memory that malloc maps and keeps
-    /// asks for it, it is offered only if malloc's own line of the bill is large, or, for the TLB, if malloc has a part of the memory.
+    /// asks for it, it is offered only if malloc's own line of the bill is large, or the places of its blocks may matter as much, or, for the
+    /// TLB, if malloc has a part of the memory.
     fn malloc_matters(&self) -> Measured<bool> {
         let Observed { ctx, walls, .. } = self.observed.clone()?;
         let slow = walls.contains(&Wall::AllocatorCode) || walls.contains(&Wall::AllocatorContention);
@@ -295,7 +296,7 @@ impl<'a, 'r> Facts<'a, 'r> {
             return Ok(true);
         }
         let sum = ctx.cpu(ALLOCATOR_LINES)?;
-        Ok(sum.share.point >= WORTH_A_SWAP)
+        Ok(sum.share.point >= WORTH_A_SWAP || expected::places_matter(ctx))
     }
 }
 

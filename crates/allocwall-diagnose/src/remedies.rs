@@ -28,8 +28,18 @@ pub fn prescribe(
     findings: &[Finding],
     leading: Option<Wall>,
 ) -> Vec<Prescription> {
-    let mut ranked: Vec<(Rank, Prescription)> = offers(recording, bill, &treated(findings))
+    let walls = treated(findings);
+    let mut also = walls.clone();
+    if expected::places_matter(&Context::new(recording, bill)) {
+        treat_calls(&mut also);
+    }
+    // Other places of blocks are a matter of the allocator alone: what reduces calls is not offered for them.
+    let fits = |remedy: &Remedy| {
+        remedy.effect == Effect::Swap || remedy.walls.iter().any(|wall| walls.contains(wall))
+    };
+    let mut ranked: Vec<(Rank, Prescription)> = offers(recording, bill, &also)
         .into_iter()
+        .filter(|(remedy, _)| fits(remedy))
         .filter_map(|(remedy, offer)| {
             let (prescription, saving) = offer.ok()?;
             let rank = rank(remedy, main_process(recording), findings, leading, saving);
@@ -85,12 +95,18 @@ pub fn treated(findings: &[Finding]) -> Vec<Wall> {
         let share = f.share.map_or(0.0, |share| share.point);
         f.wall == Wall::AllocatorCode && f.status != Status::Wall && share >= needs::WORTH_A_SWAP
     };
-    // Less CPU time does not help a target that waits.
-    let waits = |wall: &Wall| matches!(wall, Wall::Waiting | Wall::Disk | Wall::Network);
-    if findings.iter().any(many) && !treated.contains(&Wall::CallRate) && !treated.iter().any(waits) {
-        treated.push(Wall::CallRate);
+    if findings.iter().any(many) {
+        treat_calls(&mut treated);
     }
     treated
+}
+
+/// Less CPU time does not help a target that waits.
+fn treat_calls(treated: &mut Vec<Wall>) {
+    let waits = |wall: &Wall| matches!(wall, Wall::Waiting | Wall::Disk | Wall::Network);
+    if !treated.contains(&Wall::CallRate) && !treated.iter().any(waits) {
+        treated.push(Wall::CallRate);
+    }
 }
 
 fn with(findings: &[Finding], status: Status) -> Vec<Wall> {
@@ -263,7 +279,8 @@ fn fit(ctx: &Context, remedy: &Remedy, walls: &[Wall]) -> Offer {
     // a wall of other lines, for which the remedy is offered for another reason.
     let acts_on = |line: &CostClass| remedy.acts_on.contains(line);
     let of_cpu = |wall: &Wall| wall.lines().iter().any(acts_on) && wall.waits().is_empty();
-    if treats.iter().all(of_cpu) && prediction.best.is_some_and(|best| best < LEAST_SAVED) {
+    let by_places = remedy.effect == Effect::Swap && expected::places_matter(ctx);
+    if treats.iter().all(of_cpu) && !by_places && prediction.best.is_some_and(|best| best < LEAST_SAVED) {
         return Err(Unfit::NothingToSave);
     }
     let returned = match treats.contains(&Wall::Retention) {

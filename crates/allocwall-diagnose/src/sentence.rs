@@ -2,6 +2,7 @@
 
 use super::bill::stripped_runtime;
 use super::context::{Context, Served, TopSite, count, percent, percent_interval};
+use super::expected;
 use super::judge::Judged;
 use super::remedies::{given_command, trial_of_command, trial_of_start};
 use super::rungs::{UNCOUNTED, named, rate_of_calls, storage_place};
@@ -31,7 +32,7 @@ impl From<String> for Sentence {
     }
 }
 
-pub fn write(ctx: &Context, judged: &[Judged], walls: &[Wall]) -> Sentence {
+pub fn write(ctx: &Context, judged: &[Judged], walls: &[Wall], remedies: &[Prescription]) -> Sentence {
     if let Some(why) = ctx.unjudged() {
         return fitting([
             format!("No verdict: {}.", why.detail).into(),
@@ -39,7 +40,7 @@ pub fn write(ctx: &Context, judged: &[Judged], walls: &[Wall]) -> Sentence {
         ]);
     }
     let Some(&worst) = walls.first() else {
-        return no_wall(ctx, judged);
+        return no_wall(ctx, judged, remedies);
     };
     let others = others(walls, worst);
     let (named, counted) = (also(ctx, judged, &others, others.len()), also(ctx, judged, &others, 1));
@@ -438,7 +439,7 @@ fn much_unnamed(ctx: &Context) -> bool {
     ctx.unnamed_kernel() >= thresholds::of(Wall::FirstTouch).wall_from
 }
 
-fn no_wall(ctx: &Context, judged: &[Judged]) -> Sentence {
+fn no_wall(ctx: &Context, judged: &[Judged], remedies: &[Prescription]) -> Sentence {
     let unknown: Vec<&str> = MEMORY
         .iter()
         .filter(|w| find(judged, **w).is_some_and(|f| f.status == Status::NotMeasured))
@@ -462,8 +463,16 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> Sentence {
     let in_full = site.filter(|site| name(site) == *site);
     let with_site = |text| Sentence { text, site: in_full.clone() };
     let crowded = crowded(ctx);
+    let swaps =
+        |one: &Prescription| remedies::find(&one.remedy).is_some_and(|one| one.effect == Effect::Swap);
+    let places = match expected::places_matter(ctx) && remedies.iter().any(swaps) {
+        true => " It often waits for loads from memory: another allocator may help.",
+        false => "",
+    };
     let with_details = |head: String| {
         fitting([
+            with_site(format!("{head}; {own}{most_in}.{places}{kept}{crowded}{not_measured}")),
+            format!("{head}; {own}.{places}{kept}{crowded}{not_measured}").into(),
             with_site(format!("{head}; {own}{most_in}.{kept}{crowded}{not_measured}")),
             format!("{head}; {own}.{kept}{crowded}{not_measured}").into(),
             with_site(format!("{head}; {own}{most_in}.{kept}{not_measured}")),

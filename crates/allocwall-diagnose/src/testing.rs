@@ -35,6 +35,7 @@ pub fn computing() -> Subject {
             switching_cpu_s: 0.0,
             on_cpu: Ok(Vec::new()),
             sampled: Err(absent()),
+            waits_for_loads: Err(absent()),
             faulted: vec![],
             off_cpu: WaitClass::ALL
                 .into_iter()

@@ -3,6 +3,7 @@
 //! only the requested parts are read.
 
 mod calls;
+mod code;
 mod gopclntab;
 
 use allocwall_model::units::{Absence, Measured, Reason};
@@ -18,6 +19,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 pub use calls::{Calls, Target};
+pub use code::Code;
 
 /// The most bytes of one read: the names of a program's symbols, or its constants. A browser with all its
 /// symbols has more.

@@ -81,6 +81,8 @@ pub struct Collector {
 
     pending: Vec<Pending>,
     arena: Vec<u8>,
+    /// Samples of user code in files, by module and its own address: the frame, and their number.
+    interrupted: BTreeMap<(u32, u64), (u32, u32)>,
 
     pub lost: u64,
     /// Samples that were not kept, and samples kept without their callers, because of limits.
@@ -120,6 +122,7 @@ impl Collector {
             shipped: Shipped::default(),
             pending: Vec::new(),
             arena: Vec::new(),
+            interrupted: BTreeMap::new(),
             lost: 0,
             samples_left_out: 0,
             without_callers: 0,
@@ -339,6 +342,13 @@ impl Collector {
                         self.table.user_frame(location, name, modules)
                     })
                     .collect();
+                if let (Holder::Sample(index), [address, ..]) = (item.holder, &unwound.addresses[..])
+                    && self.samples[index as usize].kernel.is_none()
+                    && let Location::File(module, address) =
+                        self.table.location(self.family.image(item.image), modules, *address)
+                {
+                    self.interrupted.entry((module, address)).or_insert((frames[0], 0)).1 += 1;
+                }
                 // calloc jumps to memset and leaves no frame; its frame is put back.
                 let left_out = call.and_then(|(module, returns_to)| self.table.zeroing(module, returns_to));
                 if let Some(frame) = left_out {
@@ -472,6 +482,40 @@ impl Collector {
         }
     }
 
+    /// After which instructions samples of user code were taken, by the frames of their functions. After `unwind_all`.
+    ///
+    /// # Errors
+    /// No code could be read.
+    pub fn find_loads(&mut self) -> Measured<Vec<LoadSamples>> {
+        let mut functions: BTreeMap<u32, LoadSamples> = BTreeMap::new();
+        let mut unread = None;
+        let interrupted = std::mem::take(&mut self.interrupted);
+        let places: Vec<((u32, u64), (u32, u32))> = interrupted.into_iter().collect();
+        for of_module in places.chunk_by(|((one, _), _), ((other, _), _)| one == other) {
+            for part in of_module.chunks(NAMED_AT_ONCE) {
+                let module = part[0].0.0;
+                let addresses: Vec<u64> = part.iter().map(|((_, address), _)| *address).collect();
+                let found = self.family.modules.loads(module as usize, &addresses);
+                let found = found.unwrap_or_else(|why| {
+                    unread.get_or_insert(why);
+                    vec![None; addresses.len()]
+                });
+                for (&(_, (frame, samples)), place) in part.iter().zip(found) {
+                    let Some(place) = place else { continue };
+                    let empty = LoadSamples { frame, samples: 0, after_load: 0, expected: 0.0 };
+                    let function = functions.entry(frame).or_insert(empty);
+                    function.samples += samples;
+                    function.after_load += if place.after_load { samples } else { 0 };
+                    function.expected += place.nearby * samples as f32;
+                }
+            }
+        }
+        match unread {
+            Some(why) if functions.is_empty() => Err(why),
+            _ => Ok(functions.into_values().collect()),
+        }
+    }
+
     /// Removes members that ended a while ago and images without a process, so that a target that constantly
     /// starts processes neither fills the memory nor reaches its limit.
     fn let_go(&mut self, now_ns: u64) {
@@ -520,19 +564,22 @@ impl Collector {
     }
 
     /// The data to keep, after `unwind_all`.
-    pub fn finish(self, sample_period_ns: u64) -> Collected {
+    pub fn finish(self, sample_period_ns: u64, loads: Measured<Vec<LoadSamples>>) -> Collected {
         let neighbours = self.family.neighbours(sample_period_ns);
 
         // Keeps only what the samples refer to; the leaf-only stacks of the batches are no longer needed.
         let mut keep = Compactor::new(&self.table.stacks.list, &self.table.frames.list);
         let sample_stacks = self.samples.iter().map(|s| (keep.stack(s.kernel), keep.stack(s.user))).collect();
         let wait_stacks = self.waits.iter().map(|w| (keep.stack(w.kernel), keep.stack(w.user))).collect();
+        let kept = |one: &LoadSamples| Some(LoadSamples { frame: keep.kept_frame(one.frame)?, ..*one });
+        let loads = loads.map(|functions| functions.iter().filter_map(kept).collect());
         let (frames, stacks) = (keep.new_frames, keep.new_stacks);
         Collected {
             frames,
             stacks,
             sample_stacks,
             wait_stacks,
+            loads,
             modules: self.family.modules.into_list(),
             processes: self.family.listing.processes,
             neighbours,
@@ -546,6 +593,7 @@ pub struct Collected {
     pub stacks: Vec<Stack>,
     pub sample_stacks: Vec<crate::file::StackPair>,
     pub wait_stacks: Vec<crate::file::StackPair>,
+    pub loads: Measured<Vec<LoadSamples>>,
     pub modules: Vec<Module>,
     pub processes: Vec<Process>,
     pub neighbours: Vec<Neighbour>,
@@ -867,6 +915,15 @@ mod tests {
         let module = c.family.modules.add_special("program", ModuleRole::Other);
         let why = c.family.modules.zeroing(module, &[0x10]).expect_err("no file");
         assert_eq!(why.reason, Reason::NotFound);
+    }
+
+    #[test]
+    fn loads_in_code_without_a_file_have_a_reason() {
+        let (mut c, _proc) = collector(&[]);
+        assert_eq!(c.find_loads(), Ok(vec![]), "no sample");
+        let module = c.family.modules.add_special("program", ModuleRole::Other) as u32;
+        c.interrupted.insert((module, 0x10), (0, 3));
+        assert_eq!(c.find_loads().expect_err("no file").reason, Reason::NotFound);
     }
 
     #[test]

@@ -28,7 +28,7 @@ const MAGIC: &[u8; 10] = b"allocwall\0";
 const HEADER: usize = MAGIC.len() + 2;
 /// Increased whenever a part or anything in it changes. A new kind of part, after the others, leaves older recordings
 /// readable.
-pub const FORMAT_VERSION: u16 = 11;
+pub const FORMAT_VERSION: u16 = 12;
 
 const FILE_LIMIT: u64 = 256 << 20;
 const PART_LIMIT: u64 = 64 << 20;
@@ -121,6 +121,8 @@ pub struct Tail {
     pub heap: Measured<HeapView>,
     pub resident: Measured<TargetMemory>,
     pub placement: Measured<Placement>,
+    #[serde(deserialize_with = "allocwall_model::room::charged_if_measured")]
+    pub loads: Measured<Vec<LoadSamples>>,
     #[serde(deserialize_with = "allocwall_model::room::charged")]
     pub accounts: Vec<RuntimeAccount>,
     #[serde(deserialize_with = "allocwall_model::room::charged")]
@@ -507,6 +509,7 @@ fn assemble(
         heap: Err(cut_off()),
         resident: Err(cut_off()),
         placement: Err(cut_off()),
+        loads: Err(cut_off()),
         accounts: Vec::new(),
         collecting: Vec::new(),
         fault_slices: Vec::new(),
@@ -557,6 +560,7 @@ fn assemble(
     recording.heap = tail.heap;
     recording.resident = tail.resident;
     recording.placement = tail.placement;
+    recording.loads = tail.loads;
     recording.accounts = tail.accounts;
     recording.collecting = tail.collecting;
     recording.fault_slices = tail.fault_slices;
@@ -611,6 +615,8 @@ fn validate(r: &Recording) -> std::result::Result<(), String> {
     let sampled = r.samples.iter().map(|s| depth(s.kernel) + depth(s.user));
     let waited = r.waits.iter().map(|w| depth(w.kernel) + depth(w.user));
     few(sampled.chain(waited).sum::<usize>() <= FRAMES_WALKED, "frames in its stacks")?;
+    let loads = r.loads.iter().flatten();
+    ok(loads.clone().all(|one| one.is_sound(r.frames.len())), "samples of loads")?;
     ok(r.ticks.windows(2).all(|w| w[0].t_ns <= w[1].t_ns), "series")?;
     // Counters are not limited: those of a machine grow without bound, and later code adds them with checks.
     let tick_sane =

@@ -14,6 +14,7 @@ pub mod file;
 pub mod fuzzing;
 mod groups;
 pub(crate) mod heap;
+mod loads;
 pub mod malloc_range;
 mod memory_kinds;
 pub mod python;

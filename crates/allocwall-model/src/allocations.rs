@@ -324,6 +324,13 @@ pub struct CountedProcess {
 }
 
 impl CountedProcess {
+    /// How many blocks are in use on average, without those that stay. None if no lifetimes were sampled.
+    pub fn blocks_in_use(&self) -> Option<f64> {
+        let lifetimes = self.samples.as_ref().ok()?.lifetimes.as_ref().ok()?;
+        let lived: f64 = lifetimes.by_blocks.buckets.iter().map(|ages| ages.weight * ages.middle()).sum();
+        Some(lived / self.over_ns.max(1) as f64)
+    }
+
     /// `stacks`: the number of stacks that sites can name.
     fn is_sound(&self, stacks: usize) -> bool {
         self.from_ns <= DAY_NS

@@ -43,6 +43,8 @@ pub struct Recording {
     pub heap: Measured<HeapView>,
     /// The resident memory of the target's processes by owner, at the end of the window.
     pub resident: Measured<TargetMemory>,
+    /// Where samples of user code were taken, by function.
+    pub loads: Measured<Vec<LoadSamples>>,
     /// On which NUMA nodes that memory is. Not read on a machine with one node.
     pub placement: Measured<Placement>,
     /// What the target's language runtimes count themselves, one for each process with such a runtime.
@@ -365,6 +367,28 @@ pub struct CpuSample {
     pub deep: bool,
     /// Whose memory it is about; None if the sample is not in a page fault.
     pub faulted: Option<Owner>,
+}
+
+/// Samples in the code of one function of a file, by the instructions before them: more samples fall after one that takes long
+/// (`allocwall-measure/src/loads.rs`).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LoadSamples {
+    /// Index into `frames`.
+    pub frame: u32,
+    pub samples: u32,
+    /// Those after an instruction that loads from memory, other than the stack and the program's own variables.
+    pub after_load: u32,
+    /// How many would be after one if all instructions near each sample took the same time.
+    pub expected: f32,
+}
+
+impl LoadSamples {
+    /// Of a recording that was read, with this number of frames.
+    pub fn is_sound(&self, frames: usize) -> bool {
+        (self.frame as usize) < frames
+            && self.after_load <= self.samples
+            && (0.0..=self.samples as f32).contains(&self.expected)
+    }
 }
 
 /// One sample of one waiting thread of the target. It represents `weight_ns` of thread time.

@@ -157,6 +157,7 @@ fn bill_value(bill: &Bill) -> Value {
         "sampled_cpu_s": number(bill.sampled_cpu_s),
         "switching_cpu_s": number(bill.switching_cpu_s),
         "on_cpu": measured(&bill.on_cpu, |lines| list(lines, cpu_line)),
+        "waits_for_loads": measured(&bill.waits_for_loads, interval),
         "faulted": list(&bill.faulted, |faulted| json!({
             "wall": faulted.wall.key(),
             "basis": faulted.basis.key(),

@@ -179,6 +179,7 @@ fn bill(shares: &[(CostClass, f64)], cpu_s: f64) -> Bill {
         switching_cpu_s: 0.0,
         on_cpu: Ok(CostClass::ALL.map(line).to_vec()),
         sampled: Ok(Sampled::default()),
+        waits_for_loads: Ok(Interval::new(0.1, 0.12, 0.14)),
         faulted: vec![],
         off_cpu: WaitClass::ALL
             .map(|class| WaitLine {

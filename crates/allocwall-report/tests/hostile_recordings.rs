@@ -129,6 +129,7 @@ fn parts(r: Recording) -> [Part; 8] {
         heap: r.heap,
         resident: r.resident,
         placement: r.placement,
+        loads: r.loads,
         accounts: r.accounts,
         collecting: r.collecting,
         fault_slices: r.fault_slices,

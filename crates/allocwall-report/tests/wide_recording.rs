@@ -218,6 +218,7 @@ fn write(path: &Path) {
         heap: Err(absence()),
         resident: Err(absence()),
         placement: Err(absence()),
+        loads: Err(absence()),
         accounts: vec![],
         collecting: vec![],
         fault_slices: vec![],

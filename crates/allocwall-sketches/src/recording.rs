@@ -90,6 +90,7 @@ pub fn empty() -> Recording {
         heap: Err(unknown()),
         resident: Err(unknown()),
         placement: Err(unknown()),
+        loads: Err(unknown()),
         accounts: vec![],
         collecting: vec![],
         fault_slices: vec![],

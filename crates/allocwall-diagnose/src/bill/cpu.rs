@@ -185,6 +185,17 @@ pub fn lines(
     lines
 }
 
+/// From this part of the application's own time on, waiting for loads is mentioned. Our choice.
+const MUCH_WAITING: f64 = 0.3;
+
+/// Says on the line of the application how much of it waits for loads, if that is much.
+pub fn note_loads(lines: &mut [CpuLine], waits: &Measured<Interval>) {
+    let Some(waits) = waits.as_ref().ok().filter(|waits| waits.low >= MUCH_WAITING) else { return };
+    for line in lines.iter_mut().filter(|line| line.class == CostClass::Application) {
+        line.notes.push(format!("about {:.0} % of it waits for loads from memory", waits.point * 100.0));
+    }
+}
+
 /// The line without symbols that may hold a part of this one.
 fn may_be_in(class: CostClass, recording: &Recording, sampled: &Sampled) -> Option<CostClass> {
     let unnamed = || sampled.share(&[CostClass::UnnamedKernel]).point > 0.0;

@@ -2,6 +2,7 @@
 
 mod classify;
 mod cpu;
+mod loads;
 mod owners;
 mod sites;
 mod slab;
@@ -41,7 +42,9 @@ impl<'a> Classified<'a> {
 }
 
 pub fn of(recording: &Recording) -> Bill {
-    let Classified { classifier, classes } = Classified::of(recording);
+    let classified = Classified::of(recording);
+    let waits_for_loads = loads::of(recording, &classified);
+    let Classified { classifier, classes } = classified;
     let cpu_s = cpu::charged_s(recording);
     let unseen = cpu::Unseen::of(recording, &classifier, &classes, cpu_s);
     let sampled = Sampled::of(recording, &classes, &unseen);
@@ -52,9 +55,14 @@ pub fn of(recording: &Recording) -> Bill {
         switching_cpu_s: unseen.seconds(recording),
         on_cpu: sampled
             .as_ref()
-            .map(|sampled| cpu::lines(recording, &classifier, &classes, sampled, cpu_s))
+            .map(|sampled| {
+                let mut lines = cpu::lines(recording, &classifier, &classes, sampled, cpu_s);
+                cpu::note_loads(&mut lines, &waits_for_loads);
+                lines
+            })
             .map_err(Clone::clone),
         sampled,
+        waits_for_loads,
         faulted: owners::of(recording, &classes),
         off_cpu: waits::lines(recording, &classifier, cpu_s),
         rates: rates(recording),
@@ -176,6 +184,8 @@ pub struct Bill {
     pub on_cpu: Measured<Vec<CpuLine>>,
     /// Absent if `on_cpu` is absent.
     pub sampled: Measured<Sampled>,
+    /// The part of the application's own time that waits for loads from memory.
+    pub waits_for_loads: Measured<Interval>,
     /// Whose memory the page faults are about; empty if no owner is known.
     pub faulted: Vec<Faulted>,
     /// One line per class, in the order of `WaitClass::ALL`.

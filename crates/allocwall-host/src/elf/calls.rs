@@ -1,10 +1,8 @@
 //! Which function a call instruction calls. A function whose last step is a jump (`calloc` jumps to `memset`) is not on
 //! the stack, but the call instruction of its caller leads to it.
-//!
-//! Only for x86-64: the code of other machines is not read.
 
-use super::{Elf, ElfFile, Section, Segment, malformed, name_at, read_up_to};
-use allocwall_model::units::{Absence, Measured, Reason};
+use super::{Code, Elf, ElfFile, Section, malformed, name_at};
+use allocwall_model::units::Measured;
 use object::Endianness;
 use object::elf;
 use object::read::ReadRef;
@@ -29,11 +27,10 @@ pub enum Target<'c> {
     Here(u64),
 }
 
-/// The wanted functions that a file imports, and its code.
+/// The code of a file, and the wanted functions that it imports.
 #[derive(Debug)]
 pub struct Calls {
-    file: File,
-    segments: Vec<Segment>,
+    code: Code,
     /// Addresses that the loader fills with the address of a function, with its name.
     slots: Vec<(u64, String)>,
 }
@@ -43,21 +40,23 @@ impl Calls {
         let again = || file.try_clone().map_err(|_| malformed("unreadable"));
         let data = ElfFile::new(again()?);
         let elf = data.parse()?;
-        if !elf.facts.is_64 || elf.facts.machine != elf::EM_X86_64.0 {
-            return Err(Absence::new(Reason::NotApplicable, "call instructions are read on x86-64 only"));
-        }
+        let code = Code::of(&elf, again()?)?;
         let mut slots = Vec::new();
         for table in [".rela.plt", ".rela.dyn"].into_iter().filter_map(|name| elf.facts.section(name)) {
             elf.slots(table, &wanted, &mut slots);
         }
-        Ok(Calls { file: again()?, segments: elf.facts.segments, slots })
+        Ok(Calls { code, slots })
+    }
+
+    pub fn code(&self) -> &Code {
+        &self.code
     }
 
     /// The target of the call before a return address. None if there is no direct call, or one to an import that is not
     /// wanted. A call through a register, or through a pointer that the program set, is not direct.
     pub fn before(&self, return_address: u64) -> Option<Target<'_>> {
         const CALL: usize = 6;
-        let code = self.code(return_address.checked_sub(CALL as u64)?, CALL)?;
+        let code = self.code.read(return_address.checked_sub(CALL as u64)?, CALL)?;
         let [first, second, distance @ ..] = <[u8; CALL]>::try_from(code).ok()?;
         let target = return_address.wrapping_add_signed(i32::from_le_bytes(distance).into());
         match (first, second) {
@@ -69,7 +68,7 @@ impl Calls {
 
     /// A direct call leads to a function, or to an entry of the procedure linkage table, which jumps through a slot.
     fn entered(&self, address: u64) -> Option<Target<'_>> {
-        let code = self.code(address, LONGEST_ENTRY)?;
+        let code = self.code.read(address, LONGEST_ENTRY)?;
         let jump = code.strip_prefix(&ENDBR64).unwrap_or(&code);
         let jump = jump.strip_prefix(&BND).unwrap_or(jump);
         let [0xff, 0x25, a, b, c, d, ..] = *jump else {
@@ -81,18 +80,6 @@ impl Calls {
 
     fn imported(&self, slot: u64) -> Option<Target<'_>> {
         self.slots.iter().find(|(at, _)| *at == slot).map(|(_, name)| Target::Imported(name))
-    }
-
-    /// Up to `size` bytes of code.
-    fn code(&self, address: u64, size: usize) -> Option<Vec<u8>> {
-        let (offset, left) = self.segments.iter().filter(|s| s.executable).find_map(|s| {
-            let into = address.checked_sub(s.address)?;
-            Some((s.offset.checked_add(into)?, s.file_size.checked_sub(into)?))
-        })?;
-        let mut code = vec![0; (size as u64).min(left) as usize];
-        let read = read_up_to(&self.file, &mut code, offset)?;
-        code.truncate(read);
-        Some(code)
     }
 }
 
@@ -138,7 +125,7 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::elf::{Functions, Table};
+    use crate::elf::{Functions, Segment, Table};
     use std::collections::BTreeSet;
     use std::io::Write;
     use std::process::Command;
@@ -227,7 +214,7 @@ mod tests {
         file.write_all(code).unwrap();
         let segment =
             Segment { offset: 0, address: 0x1000, file_size: 0x100, memory_size: 0x100, executable: true };
-        Calls { file, segments: vec![segment], slots: vec![(0x3000, "calloc".into())] }
+        Calls { code: Code::at(file, segment), slots: vec![(0x3000, "calloc".into())] }
     }
 
     #[test]

@@ -299,6 +299,11 @@ impl<'a> Compactor<'a> {
         Some(new)
     }
 
+    /// The new number of a frame, if a stack that was kept has it.
+    pub fn kept_frame(&self, id: u32) -> Option<u32> {
+        self.frame_ids.get(&id).copied()
+    }
+
     fn frame(&mut self, id: u32) -> u32 {
         *self.frame_ids.entry(id).or_insert_with(|| {
             self.new_frames.push(self.frames[id as usize].clone());

@@ -201,6 +201,7 @@ fn tail() -> Tail {
         }),
         resident: Ok(TargetMemory { bills: vec![bill()], others: 3, unread: absent::<()>().err() }),
         placement: Ok(placement()),
+        loads: Ok(vec![LoadSamples { frame: 1, samples: 3, after_load: 2, expected: 0.5 }]),
         accounts: vec![RuntimeAccount {
             pid: 7,
             method: "m".into(),
@@ -517,11 +518,17 @@ fn indices_and_numbers_beyond_their_limits_are_refused() {
     fn bills(tail: &mut Tail) -> &mut Vec<ResidentBill> {
         &mut tail.resident.as_mut().unwrap().bills
     }
-    let spoilt: [(&str, Spoil); 15] = [
+    fn loads(tail: &mut Tail) -> &mut LoadSamples {
+        &mut tail.loads.as_mut().unwrap()[0]
+    }
+    let spoilt: [(&str, Spoil); 18] = [
         ("frames", |_, _, t| t.frames[0].module = Some(1)),
         ("stacks", |_, _, t| t.stacks[0].frames[0] = 2),
         ("samples", |_, _, t| t.sample_stacks[0].1 = Some(1)),
         ("waits", |_, _, t| t.wait_stacks[0].0 = Some(1)),
+        ("samples of loads", |_, _, t| loads(t).frame = 2),
+        ("samples of loads", |_, _, t| loads(t).after_load = 4),
+        ("samples of loads", |_, _, t| loads(t).expected = f32::NAN),
         ("times", |_, _, t| t.meta.window_ns = u64::MAX),
         ("series", |_, b, _| b.ticks[0].t_ns = u64::MAX),
         ("sampling period", |_, _, t| t.meta.sample_period_ns = 0),

@@ -1,5 +1,5 @@
 //! A child process reads untrusted files and may crash on them: the facts of a module, names of functions,
-//! targets of calls, unwinding by unwind tables, and the code maps that JIT compilers write.
+//! targets of calls, instructions, unwinding by unwind tables, and the code maps that JIT compilers write.
 //!
 //! The child ([`serve`]) gets open files and plain requests, and limits its own memory and CPU time before it
 //! reads anything. The parent waits for each answer up to a limit. If a child crashes or hangs, the current
@@ -8,6 +8,7 @@
 
 mod service;
 
+use super::loads::Place;
 use super::target::FileFacts;
 use super::unwind::Unwound;
 use allocwall_host::clock::monotonic_ns;
@@ -83,6 +84,8 @@ pub(super) enum Ask {
     /// Asks which of the allocator's functions that fill a block with zeros the call instructions before these return
     /// addresses call.
     Zeroing { module: u32, addresses: Vec<u64> },
+    /// Asks whether the instructions before these addresses load.
+    Loads { module: u32, addresses: Vec<u64> },
     /// Asks for the names of generated code, in order of address. The file that is sent along was written by
     /// the JIT compiler.
     Generated { addresses: Vec<u64> },
@@ -98,6 +101,7 @@ pub(super) enum Answer {
     /// With the reason why the functions of a Go program have no names.
     Names(Vec<Option<String>>, Option<Absence>),
     Zeroing(Measured<Vec<Option<String>>>),
+    Loads(Measured<Vec<Option<Place>>>),
     Missing(Vec<String>),
 }
 
@@ -236,6 +240,22 @@ impl FileReader {
         match self.ask_about(module, &ask)? {
             Answer::Zeroing(Ok(names)) if names.len() != addresses.len() => Err(self.confused()),
             Answer::Zeroing(names) => names,
+            _ => Err(self.confused()),
+        }
+    }
+
+    /// The places of these addresses in the code of a module; None for one whose neighbours can't be decoded.
+    ///
+    /// # Errors
+    /// The code of the module could not be read.
+    pub fn loads(&mut self, module: u32, file: &File, addresses: &[u64]) -> Measured<Vec<Option<Place>>> {
+        self.open(module, file)?;
+        match self.ask_about(module, &Ask::Loads { module, addresses: addresses.to_vec() })? {
+            Answer::Loads(Ok(places)) => {
+                let sound = places.len() == addresses.len() && places.iter().flatten().all(Place::is_sound);
+                if sound { Ok(places) } else { Err(self.confused()) }
+            }
+            Answer::Loads(Err(why)) => Err(why),
             _ => Err(self.confused()),
         }
     }

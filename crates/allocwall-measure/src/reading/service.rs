@@ -1,6 +1,7 @@
 //! The code of the child process: answers requests about files that it was sent.
 
 use super::{Answer, Ask, Dump, Examined, LIMITS, Mapped};
+use crate::loads::{self, Place};
 use crate::symbols;
 use crate::target;
 use crate::unwind::{Cache, Tables, Unwinder, Unwound};
@@ -55,6 +56,17 @@ struct OpenModule {
     calls: Option<Measured<Calls>>,
 }
 
+impl OpenModule {
+    fn read_calls(&mut self) {
+        self.calls.get_or_insert_with(|| Calls::of(&self.file, allocates_zeroed));
+    }
+
+    /// After `read_calls`.
+    fn calls(&self) -> Measured<&Calls> {
+        self.calls.as_ref().ok_or_else(not_open)?.as_ref().map_err(Clone::clone)
+    }
+}
+
 impl Default for Service {
     fn default() -> Service {
         Service {
@@ -95,6 +107,7 @@ impl Service {
             Ask::Unwind { dumps } => Answer::Unwound(self.unwind(dumps, raw)),
             Ask::Names { module, addresses } => self.names(*module, addresses),
             Ask::Zeroing { module, addresses } => Answer::Zeroing(self.zeroing(*module, addresses)),
+            Ask::Loads { module, addresses } => Answer::Loads(self.loads(*module, addresses)),
             Ask::Generated { addresses } => {
                 let names = match file {
                     Some(file) => self.generated(file, addresses),
@@ -177,15 +190,25 @@ impl Service {
         // Usually read before, for the names of the callers.
         self.functions(module);
         let opened = self.modules.get_mut(&module).ok_or_else(not_open)?;
-        let OpenModule { file, functions, calls, .. } = opened;
-        let calls = calls.get_or_insert_with(|| Calls::of(file, allocates_zeroed));
-        let calls = calls.as_ref().map_err(Clone::clone)?;
+        opened.read_calls();
+        let (calls, functions) = (opened.calls()?, opened.functions.as_ref());
         let called = |address: u64| match calls.before(address)? {
             Target::Imported(name) => Some(name.to_owned()),
-            Target::Here(target) => name_of(functions.as_ref()?.as_ref()?, target),
+            Target::Here(target) => name_of(functions?.as_ref()?, target),
         };
         let zeroing = |&address: &u64| called(address).filter(|name| allocates_zeroed(name));
         Ok(addresses.iter().map(zeroing).collect())
+    }
+
+    fn loads(&mut self, module: u32, addresses: &[u64]) -> Measured<Vec<Option<Place>>> {
+        let opened = self.modules.get_mut(&module).ok_or_else(not_open)?;
+        opened.read_calls();
+        let code = opened.calls()?.code();
+        let place = |&address: &u64| {
+            let (bytes, at) = code.around(address, loads::BEFORE, loads::AFTER)?;
+            loads::place(&bytes, at)
+        };
+        Ok(addresses.iter().map(place).collect())
     }
 
     fn generated(&mut self, file: File, addresses: &[u64]) -> Vec<Option<String>> {

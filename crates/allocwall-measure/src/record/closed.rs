@@ -51,9 +51,10 @@ impl Closed {
         probes.extend(python);
         let (fault_slices, fault_owners) = readings.faults.finish(target.collector.owners_missing());
         probes.extend(fault_owners);
+        let loads = target.collector.find_loads();
         let (accounts, collecting) = readings.accounts.finish();
         let stays = target.stays();
-        let mut collected = target.collector.finish(meta.sample_period_ns);
+        let mut collected = target.collector.finish(meta.sample_period_ns, loads);
         let alive: HashSet<i32> = pids.into_iter().filter(|_| stays).collect();
         collected.processes.iter_mut().for_each(|process| process.ended = !alive.contains(&process.pid));
         let (resident, heap) = bills.map_or_else(bills::not_read, Bills::finish);
@@ -75,6 +76,7 @@ impl Closed {
             heap,
             resident,
             placement,
+            loads: collected.loads,
             accounts,
             collecting,
             fault_slices,

@@ -3,6 +3,7 @@
 use super::facts::{self, FileFacts};
 use super::space::AddressSpace;
 use super::versions;
+use crate::loads::Place;
 use crate::reading::{Examined, FileReader, Mapped, Readers};
 use allocwall_host::inside;
 use allocwall_host::maps::{self, Mapping};
@@ -131,12 +132,25 @@ impl Modules {
     /// # Errors
     /// The code of the module could not be read.
     pub fn zeroing(&mut self, module: usize, addresses: &[u64]) -> Measured<Vec<Option<String>>> {
-        let known = self.known.get(module);
-        let Some(file) = known.and_then(|known| known.file.clone()) else {
-            let absent = known.and_then(|known| known.absent.clone());
-            return Err(absent.unwrap_or_else(|| Absence::new(Reason::NotFound, "the code has no file")));
-        };
+        let file = self.file(module)?;
         self.reader.zeroing(module as u32, &file, addresses)
+    }
+
+    /// The places of these addresses in the module's code; None for one whose neighbours can't be decoded.
+    ///
+    /// # Errors
+    /// The code of the module could not be read.
+    pub fn loads(&mut self, module: usize, addresses: &[u64]) -> Measured<Vec<Option<Place>>> {
+        let file = self.file(module)?;
+        self.reader.loads(module as u32, &file, addresses)
+    }
+
+    fn file(&self, module: usize) -> Measured<Arc<File>> {
+        let known = self.known.get(module);
+        known.and_then(|known| known.file.clone()).ok_or_else(|| {
+            let absent = known.and_then(|known| known.absent.clone());
+            absent.unwrap_or_else(|| Absence::new(Reason::NotFound, "the code has no file"))
+        })
     }
 
     /// Sends the reader the code of an image, if it does not have it yet.

@@ -48,6 +48,10 @@ pub const UNKNOWN_CODE: Bounds = part(-0.25, 0.6);
 /// Of the application's own time: the addresses of blocks change the time of its loads, and the alignment of a program changes its run
 /// time by 1 to 2 %; one more environment variable, which is how a setting is made, moves the stack (Mytkowicz et al., ASPLOS 2009).
 pub const LAYOUT: Bounds = part(-0.015, 0.015);
+/// Of the part of the application's own time that waits for loads, where many blocks are in use: other allocators place them more
+/// densely and in another order. Some programs gain much, others nothing; no measurement of ours says which. Chosen from the
+/// programs of docs/prediction-accuracy.md.
+pub const LOADS_OF_BLOCKS: Bounds = part(-0.05, 0.45);
 /// The same on huge pages, where loads also miss the TLB less often.
 pub const ON_HUGE_PAGES: Bounds = part(-0.02, 0.02);
 /// The same with all of CPython's small objects on huge pages. The range covers programs that do not grow, and a program that touches
