@@ -916,6 +916,9 @@ mod tests {
     fn other_places_may_save_a_part_of_what_a_program_with_many_blocks_waits_for_loads() {
         let of = |subject: &Subject| of(subject, "tcmalloc").unwrap();
         // 10,000 blocks in use, and ten.
+        let counted = following(LONG_NS, 0.6).recording.counted.unwrap();
+        let in_use = counted.processes[0].blocks_in_use().unwrap();
+        assert!((9_000.0..11_000.0).contains(&in_use), "{in_use}");
         let (many, few) = (of(&following(LONG_NS, 0.6)), of(&following(LONG_NS / 1000, 0.6)));
         assert!((few.point - many.point - 0.98 * 0.6 * 0.2).abs() < 0.005, "{many:?} {few:?}");
         assert!(many.low < few.low - 0.19 && (many.high - few.high).abs() < 0.12, "{many:?} {few:?}");

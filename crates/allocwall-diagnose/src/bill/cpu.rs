@@ -662,4 +662,17 @@ mod tests {
         s.recording.processes.push(node);
         assert_eq!(of(&s).0.0, Some(CostClass::Application));
     }
+
+    #[test]
+    fn much_waiting_for_loads_is_mentioned() {
+        let notes = |waits: Measured<Interval>| {
+            let mut lines = crate::testing::computing().bill.on_cpu.unwrap();
+            note_loads(&mut lines, &waits);
+            lines.into_iter().flat_map(|line| line.notes).collect::<Vec<String>>()
+        };
+        let much = notes(Ok(Interval::new(MUCH_WAITING, 0.412, 0.5)));
+        assert_eq!(much, ["about 41 % of it waits for loads from memory"]);
+        assert!(notes(Ok(Interval::new(MUCH_WAITING - 0.01, 0.4, 0.5))).is_empty());
+        assert!(notes(Err(crate::testing::absent())).is_empty());
+    }
 }
