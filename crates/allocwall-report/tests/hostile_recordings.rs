@@ -72,6 +72,10 @@ fn real() -> &'static Recording {
         r.threads.truncate(8);
         let (stacks, frames) = (r.stacks.len() as u32, 120.min(r.frames.len()) as u32);
         r.frames.truncate(frames as usize);
+        if let Ok(loads) = &mut r.loads {
+            loads.retain(|one| one.frame < frames);
+            loads.truncate(20);
+        }
         for stack in &mut r.stacks {
             stack.frames.iter_mut().for_each(|f| *f %= frames);
             stack.frames.truncate(12);
@@ -474,6 +478,8 @@ fn the_largest_numbers_that_pass_are_harmless() {
             processes: vec![Placed { pid: r.processes[0].pid, nodes: vec![pages, pages] }],
             unread: None,
         });
+        let most = u32::MAX;
+        r.loads = Ok(vec![LoadSamples { frame: 0, samples: most, after_load: most, expected: most as f32 }]);
         // The largest increase that a window can have.
         const MOST: u64 = (1 << 56) - 1;
         let disk = DiskUse {
@@ -533,7 +539,7 @@ fn the_largest_numbers_that_pass_are_harmless() {
     // The same with all numbers zero.
     let mut r = real().clone();
     let gone = || Absence::new(Reason::Vanished, "gone");
-    (r.heap, r.prices) = (Err(gone()), Err(gone()));
+    (r.heap, r.prices, r.loads) = (Err(gone()), Err(gone()), Err(gone()));
     (r.ticks, r.threads, r.samples, r.waits) = (vec![], vec![], vec![], vec![]);
     (r.frames, r.stacks, r.modules, r.probes) = (vec![], vec![], vec![], vec![]);
     let mut writer = Writer::create(None).unwrap();
