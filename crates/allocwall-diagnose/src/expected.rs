@@ -14,6 +14,7 @@ use super::context::{Context, Served, percent};
 use super::needs;
 use super::remedies::MALLOCS_PART;
 use crate::bill::Bill;
+use allocwall_model::allocations::Counted;
 use allocwall_model::catalogue::cost::CostClass::{
     self, AddressSpaceLock, AllocatorCode, AllocatorLocks, MapCalls, PageRelease,
 };
@@ -292,9 +293,14 @@ const PLACES_UNKNOWN: &str = "unknown: another allocator puts blocks at other ad
 /// From this part of all calls for memory on, reallocs that copy nothing decide what another allocator costs. Our choice.
 const MANY_IN_PLACE: f64 = 0.1;
 
+/// The counted calls, if they are of the process that the rungs judge.
+fn counts<'a>(ctx: &Context<'a>) -> Option<&'a Counted> {
+    ctx.counted().and_then(|_| ctx.recording.counted.as_ref().ok())
+}
+
 /// Whether the counted calls have many reallocs that copied nothing. The bill hardly shows them, as they cost next to nothing.
 fn grows_in_place(ctx: &Context) -> bool {
-    let Some(counted) = ctx.counted().and_then(|_| ctx.recording.counted.as_ref().ok()) else { return false };
+    let Some(counted) = counts(ctx) else { return false };
     let calls = counted.calls();
     let free_of_copies = calls.in_place.saturating_add(calls.remapped);
     free_of_copies as f64 >= MANY_IN_PLACE * calls.allocations().saturating_add(calls.reallocs()) as f64
@@ -331,8 +337,7 @@ const WAITS_UNKNOWN: Interval = Interval { low: 0.0, point: 0.5, high: 1.0 };
 /// The share of CPU time in which the program waits for loads, if it has many blocks for another allocator to place. `Err`: the share
 /// of its own time, of which that is an unknown part.
 fn waits_for_blocks(ctx: &Context) -> Option<Result<Interval, Interval>> {
-    let counted = ctx.counted().and_then(|_| ctx.recording.counted.as_ref().ok())?;
-    let many = counted.processes.first()?.blocks_in_use()? >= MANY_BLOCKS;
+    let many = counts(ctx)?.processes.first()?.blocks_in_use()? >= MANY_BLOCKS;
     // The objects of a runtime stay where they are.
     let native = matches!(ctx.process()?.runtime, Ok(Runtime::Native));
     let own = ctx.cpu(&[CostClass::Application]).ok().filter(|_| many && native)?.share;

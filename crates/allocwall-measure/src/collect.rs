@@ -82,7 +82,7 @@ pub struct Collector {
     pending: Vec<Pending>,
     arena: Vec<u8>,
     /// Samples of user code in files, by module and its own address: the frame, and their number.
-    interrupted: BTreeMap<(u32, u64), (u32, u32)>,
+    interrupted: BTreeMap<u32, BTreeMap<u64, (u32, u32)>>,
 
     pub lost: u64,
     /// Samples that were not kept, and samples kept without their callers, because of limits.
@@ -347,7 +347,8 @@ impl Collector {
                     && let Location::File(module, address) =
                         self.table.location(self.family.image(item.image), modules, *address)
                 {
-                    self.interrupted.entry((module, address)).or_insert((frames[0], 0)).1 += 1;
+                    let of_module = self.interrupted.entry(module).or_default();
+                    of_module.entry(address).or_insert((frames[0], 0)).1 += 1;
                 }
                 // calloc jumps to memset and leaves no frame; its frame is put back.
                 let left_out = call.and_then(|(module, returns_to)| self.table.zeroing(module, returns_to));
@@ -489,12 +490,10 @@ impl Collector {
     pub fn find_loads(&mut self) -> Measured<Vec<LoadSamples>> {
         let mut functions: BTreeMap<u32, LoadSamples> = BTreeMap::new();
         let mut unread = None;
-        let interrupted = std::mem::take(&mut self.interrupted);
-        let places: Vec<((u32, u64), (u32, u32))> = interrupted.into_iter().collect();
-        for of_module in places.chunk_by(|((one, _), _), ((other, _), _)| one == other) {
+        for (module, of_module) in std::mem::take(&mut self.interrupted) {
+            let of_module: Vec<(u64, (u32, u32))> = of_module.into_iter().collect();
             for part in of_module.chunks(NAMED_AT_ONCE) {
-                let module = part[0].0.0;
-                let addresses: Vec<u64> = part.iter().map(|((_, address), _)| *address).collect();
+                let addresses: Vec<u64> = part.iter().map(|(address, _)| *address).collect();
                 let found = self.family.modules.loads(module as usize, &addresses);
                 let found = found.unwrap_or_else(|why| {
                     unread.get_or_insert(why);
@@ -922,7 +921,7 @@ mod tests {
         let (mut c, _proc) = collector(&[]);
         assert_eq!(c.find_loads(), Ok(vec![]), "no sample");
         let module = c.family.modules.add_special("program", ModuleRole::Other) as u32;
-        c.interrupted.insert((module, 0x10), (0, 3));
+        c.interrupted.insert(module, BTreeMap::from([(0x10, (0, 3))]));
         assert_eq!(c.find_loads().expect_err("no file").reason, Reason::NotFound);
     }
 

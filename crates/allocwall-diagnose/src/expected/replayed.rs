@@ -5,7 +5,8 @@
 //! bill's cost. The number of calls in a second of CPU time makes both costs comparable: they must be of about the same calls.
 
 use super::{
-    MAPPING, both, contended, has_own_heap, map_calls_of_malloc, percent, spinning, sum, touches_of_malloc,
+    MAPPING, both, contended, counts, has_own_heap, map_calls_of_malloc, percent, spinning, sum,
+    touches_of_malloc,
 };
 use crate::context::Context;
 use allocwall_model::catalogue::cost::CostClass::{self, AllocatorCode, AllocatorLocks, BlockFilling};
@@ -108,9 +109,7 @@ fn acts_by_calls(remedy: &Remedy) -> bool {
 
 /// Allocations and reallocs in a second of the window.
 fn calls_per_s(ctx: &Context) -> Option<f64> {
-    // It is about the process that the rungs judge.
-    ctx.counted()?;
-    let counted = ctx.recording.counted.as_ref().ok()?;
+    let counted = counts(ctx)?;
     let calls = counted.calls();
     let per_s = counted.rate_of(calls.allocations().saturating_add(calls.reallocs()) as f64)?;
     (per_s > 0.0 && ctx.cpu_rate > 0.0).then_some(per_s)
