@@ -3,7 +3,8 @@
  * (each fork and each exec makes one) writes a file of its own there. count.h describes the file. The program is asked
  * nothing and is shown nothing; a tool reads the file from outside.
  *
- * ALLOCWALL_COUNT_EVERY is the mean distance of samples in weighted bytes; 0: exact counts only. Without
+ * ALLOCWALL_COUNT_EVERY is the mean distance of samples in weighted bytes; 0: exact counts only. With
+ * ALLOCWALL_COUNT_TRACES=1 all calls of some milliseconds are kept in their order, now and then. Without
  * ALLOCWALL_COUNT all calls are passed on, and nothing else is done.
  *
  * This code runs inside somebody else's process. So:
@@ -24,7 +25,7 @@
  * - A process that may no longer open files in the directory, and then forks, has no file for its child.
  * - There is no file outside of a tmpfs, or where less than a quarter of it is free, and none after the tool has ended.
  *   Where the tool has given all large files away, a process has exact counts only (COUNT_NO_ROOM).
- * - With mlockall(2) a process locks its whole file, COUNT_FILE_BYTES, and all of it is allocated. Under a small
+ * - With mlockall(2) a process locks its whole file, up to COUNT_TRACED_FILE_BYTES, and all of it is allocated. Under a small
  *   RLIMIT_MEMLOCK that call may fail.
  * - Functions that have no hook (mi_free, sdallocx, __libc_free) don't count. A followed block that they free is taken
  *   for one in use. Its entry ends when the next block at its address is followed, or freed: then the event of that
@@ -37,6 +38,7 @@
  * - A sandbox that kills its process at unusual system calls may do so for rt_sigprocmask(2) and gettid(2), and for
  *   statfs(2), open(2), read(2) and mmap(2) at the first call after a fork.
  * - Where malloc is replaced by any library, musl's loader doesn't give its own unused pages to the heap.
+ * - There is no trace where the allocator calls its own functions through the loader (`nests`).
  * - A program that forbids itself to read the clock (PR_SET_TSC) after its start is killed at the next sample.
  *
  * C, linked against no library, and with no required version of the C library.
@@ -646,6 +648,8 @@ static inline uintptr_t call(unsigned what, uintptr_t a, uintptr_t b, uintptr_t 
 enum { FRESH, STARTING, READY, FAILED };
 /* Of an entry of a ring: the page is not touched; free; in use. */
 enum { HOLE, IDLE, BUSY };
+/* Of traces: `page.tracing`. Zero, as after a fork, is that there is none. */
+enum { UNTRACED, CHANGES, RUNS };
 
 #define CELLS 16384
 #define FOLLOWED_MOST (COUNT_FOLLOWED_ENTRIES / 2)
@@ -676,6 +680,13 @@ static struct {
         uint8_t cells[CELLS];
         uint8_t events[COUNT_EVENTS];
         uint8_t stacks[COUNT_STACKS];
+        /* UNTRACED; CHANGES while a trace begins or ends; else RUNS and the place of the running trace. */
+        uint32_t tracing;
+        /* How many traces there were, and the position of the event with which the next one begins. */
+        uint32_t traces;
+        uint64_t trace_due;
+        /* Which of the places have all their pages. */
+        uint8_t trace_touched[COUNT_TRACES];
         /* Counts before there is a file. */
         struct count_slot early;
     } page __attribute__((aligned(64)));
@@ -704,6 +715,7 @@ static __thread struct {
 static enum { UNDECIDED, ON, OFF } decision;
 static char directory[3072];
 static uint64_t every = DEFAULT_EVERY;
+static int wants_traces;
 static uintptr_t main_top;
 static pthread_key_t key;
 static int has_key;
@@ -713,7 +725,7 @@ static uint64_t generations = DETACHED;
 static struct count_header *header;
 static size_t mapped_bytes;
 static struct count_slot *slots;
-static int sampling;
+static int sampling, has_traces;
 
 #define PART(kind, at) ((struct kind *)((char *)header + (at)))
 
@@ -814,7 +826,7 @@ static void describe(uint32_t pid, uint32_t number, uint32_t flags) {
     header->classes = COUNT_CLASSES;
     header->file_bytes = mapped_bytes;
     header->slots_at = (uint64_t)((char *)slots - (char *)header);
-    header->slots = (uint32_t)((mapped_bytes - header->slots_at) / sizeof *slots);
+    header->slots = mapped_bytes < COUNT_FILE_BYTES ? COUNT_FEW_SLOTS : COUNT_SLOTS;
     header->slot_bytes = sizeof *slots;
     header->slots_used = 1;
     header->per_call = PER_CALL;
@@ -827,6 +839,11 @@ static void describe(uint32_t pid, uint32_t number, uint32_t flags) {
         header->followed_at = COUNT_FOLLOWED_AT;
         header->followed = COUNT_FOLLOWED_ENTRIES;
     }
+    if (has_traces) {
+        header->traces_at = COUNT_FILE_BYTES;
+        header->trace_calls = COUNT_TRACED;
+    }
+    header->call_bytes = sizeof(struct count_call);
     header->event_bytes = sizeof(struct count_event);
     header->stack_bytes = sizeof(struct count_stack);
     header->followed_bytes = sizeof(struct count_followed);
@@ -861,7 +878,8 @@ static int make_file(void) {
     uint32_t number, pid = (uint32_t)system_call(SYS_getpid, 0, 0, 0, 0, 0, 0);
     /* To exceed RLIMIT_FSIZE raises a signal. */
     uint64_t most = limit(RLIMIT_FSIZE);
-    int large = most >= COUNT_FILE_BYTES && limit(RLIMIT_AS) >= ROOMY;
+    size_t bytes = wants_traces && !nests ? COUNT_TRACED_FILE_BYTES : COUNT_FILE_BYTES;
+    int large = most >= bytes && limit(RLIMIT_AS) >= ROOMY;
     if (most < COUNT_SMALL_FILE_BYTES || !may_make_file())
         return 0;
     size_t length = copy_text(path, sizeof directory, directory);
@@ -873,7 +891,7 @@ static int make_file(void) {
     long file = create(path, length, pid, &number);
     if (file < 0)
         return 0;
-    large = large && map(file, COUNT_FILE_BYTES);
+    large = large && map(file, bytes);
     int mapped = large || map(file, COUNT_SMALL_FILE_BYTES);
     system_call(SYS_close, file, 0, 0, 0, 0, 0);
     slots = PART(count_slot, large ? COUNT_SLOTS_AT : sizeof *header);
@@ -883,6 +901,7 @@ static int make_file(void) {
     }
     int clock = may_read_clock();
     sampling = every && large && clock;
+    has_traces = sampling && bytes == COUNT_TRACED_FILE_BYTES;
     describe(pid, number, found_flags | (large ? 0 : COUNT_NO_ROOM) | (clock ? 0 : COUNT_NO_CLOCK));
     store(&header->magic, COUNT_MAGIC);
     return 1;
@@ -1293,6 +1312,207 @@ static void follow(size_t at, const struct count_followed *from) {
     store(&page.keys[at], from->address);
 }
 
+/* ---- traces ------------------------------------------------------------------------------------------------------ */
+
+/*
+ * While a trace runs, `next` has functions that note a call and pass it on. So the usual path has nothing to ask. Those
+ * functions may be called at any other time too: by a thread that has just read `next`, and in the child of a fork,
+ * which begins without a trace, but with the parent's `next`.
+ */
+static function traced[FUNCTIONS];
+static const function tracers[FUNCTIONS];
+
+static uint16_t tracing_thread(void) {
+    /* A thread without a slot of its own in this process is as slot 0. */
+    if (self.own != page.generation)
+        return 0;
+    uint64_t before = self.slot->threads - 1;
+    return (uint16_t)((size_t)(self.slot - slots) | (before << 10 & COUNT_CALL_THREADS) |
+                      (self.tid == header->pid ? COUNT_CALL_MAIN : 0));
+}
+
+/* Ends a trace, or what a fork left of the parent's. */
+static OUTLINED void end_trace(uint32_t tracing) {
+    if (!swap(&page.tracing, &tracing, CHANGES))
+        return;
+    for (unsigned what = 0; what < FUNCTIONS; what++)
+        if (tracers[what] && next[what] == tracers[what])
+            store(&next[what], traced[what]);
+    store(&page.tracing, UNTRACED);
+}
+
+static void note(unsigned kind, uintptr_t block, size_t size) {
+    uint32_t tracing = load(&page.tracing);
+    if (unlikely(tracing < RUNS)) {
+        if (tracing == UNTRACED)
+            end_trace(tracing);
+        return;
+    }
+    uint32_t place = tracing - RUNS;
+    uint64_t at = increase(&header->traced[place], 1);
+    if (unlikely(at >= COUNT_TRACED)) {
+        end_trace(tracing);
+        return;
+    }
+    struct count_call *entry = (struct count_call *)((char *)header + COUNT_FILE_BYTES + place * COUNT_TRACE_BYTES) + at;
+    entry->address = block;
+    entry->size = size < UINT32_MAX ? (uint32_t)size : UINT32_MAX;
+    entry->thread = tracing_thread();
+    entry->kind = (uint8_t)kind;
+    store(&entry->trace, (uint8_t)(peek(&header->trace_number[place]) % 255 + 1));
+}
+
+static size_t known_size(uintptr_t block) {
+    return knows_sizes ? next[USABLE_SIZE](block, 0, 0) : 0;
+}
+
+static inline __attribute__((always_inline)) uintptr_t note_new(unsigned what, uintptr_t size, uintptr_t a,
+                                                                uintptr_t b, uintptr_t c) {
+    uintptr_t result = traced[what](a, b, c);
+    uintptr_t block = what == POSIX_MEMALIGN ? ((int)result == 0 ? *(uintptr_t *)a : 0) : result;
+    if (block)
+        note(what == CALLOC ? COUNT_CALL_ZEROED : COUNT_CALL_NEW, block, size);
+    return result;
+}
+
+static inline __attribute__((always_inline)) uintptr_t note_free(unsigned what, uintptr_t a, uintptr_t b, uintptr_t c) {
+    if (a)
+        note(COUNT_CALL_FREE, a, known_size(a));
+    return traced[what](a, b, c);
+}
+
+static inline __attribute__((always_inline)) uintptr_t note_resize(unsigned what, uintptr_t size, uintptr_t a,
+                                                                   uintptr_t b, uintptr_t c) {
+    if (!a)
+        return note_new(what, size, a, b, c);
+    size_t usable = known_size(a);
+    note(COUNT_CALL_RESIZED, a, usable);
+    uintptr_t result = traced[what](a, b, c);
+    /* If it failed, the block is as before. */
+    if (result || size)
+        note(COUNT_CALL_RESIZED_TO, result ? result : a, result ? size : usable);
+    return result;
+}
+
+/* malloc and free get one argument only: call_quickly(). */
+#define NOTES(what, how, ...) \
+    static uintptr_t trace_##what(uintptr_t a, uintptr_t b, uintptr_t c) { \
+        return how(what, ##__VA_ARGS__, a, b, c); \
+    }
+NOTES(MALLOC, note_new, a)
+NOTES(CALLOC, note_new, a *b)
+NOTES(REALLOC, note_resize, b)
+NOTES(MEMALIGN, note_new, b)
+NOTES(ALIGNED_ALLOC, note_new, b)
+NOTES(POSIX_MEMALIGN, note_new, c)
+NOTES(VALLOC, note_new, a)
+NOTES(PVALLOC, note_new, a)
+NOTES(FREE, note_free)
+NOTES(CFREE, note_free)
+NOTES(FREE_SIZED, note_free)
+NOTES(FREE_ALIGNED_SIZED, note_free)
+NOTES(NEW, note_new, a)
+NOTES(NEW_ARRAY, note_new, a)
+NOTES(NEW_NOTHROW, note_new, a)
+NOTES(NEW_ARRAY_NOTHROW, note_new, a)
+NOTES(NEW_ALIGNED, note_new, a)
+NOTES(NEW_ARRAY_ALIGNED, note_new, a)
+NOTES(NEW_ALIGNED_NOTHROW, note_new, a)
+NOTES(NEW_ARRAY_ALIGNED_NOTHROW, note_new, a)
+NOTES(DELETE, note_free)
+NOTES(DELETE_ARRAY, note_free)
+NOTES(DELETE_NOTHROW, note_free)
+NOTES(DELETE_ARRAY_NOTHROW, note_free)
+NOTES(DELETE_SIZED, note_free)
+NOTES(DELETE_ARRAY_SIZED, note_free)
+NOTES(DELETE_ALIGNED, note_free)
+NOTES(DELETE_ARRAY_ALIGNED, note_free)
+NOTES(DELETE_ALIGNED_NOTHROW, note_free)
+NOTES(DELETE_ARRAY_ALIGNED_NOTHROW, note_free)
+NOTES(DELETE_SIZED_ALIGNED, note_free)
+NOTES(DELETE_ARRAY_SIZED_ALIGNED, note_free)
+
+/* Not reallocarray: glibc's calls realloc, which notes. */
+#define TRACER(what) [what] = trace_##what
+static const function tracers[FUNCTIONS] = {
+    TRACER(MALLOC),
+    TRACER(CALLOC),
+    TRACER(REALLOC),
+    TRACER(MEMALIGN),
+    TRACER(ALIGNED_ALLOC),
+    TRACER(POSIX_MEMALIGN),
+    TRACER(VALLOC),
+    TRACER(PVALLOC),
+    TRACER(FREE),
+    TRACER(CFREE),
+    TRACER(FREE_SIZED),
+    TRACER(FREE_ALIGNED_SIZED),
+    TRACER(NEW),
+    TRACER(NEW_ARRAY),
+    TRACER(NEW_NOTHROW),
+    TRACER(NEW_ARRAY_NOTHROW),
+    TRACER(NEW_ALIGNED),
+    TRACER(NEW_ARRAY_ALIGNED),
+    TRACER(NEW_ALIGNED_NOTHROW),
+    TRACER(NEW_ARRAY_ALIGNED_NOTHROW),
+    TRACER(DELETE),
+    TRACER(DELETE_ARRAY),
+    TRACER(DELETE_NOTHROW),
+    TRACER(DELETE_ARRAY_NOTHROW),
+    TRACER(DELETE_SIZED),
+    TRACER(DELETE_ARRAY_SIZED),
+    TRACER(DELETE_ALIGNED),
+    TRACER(DELETE_ARRAY_ALIGNED),
+    TRACER(DELETE_ALIGNED_NOTHROW),
+    TRACER(DELETE_ARRAY_ALIGNED_NOTHROW),
+    TRACER(DELETE_SIZED_ALIGNED),
+    TRACER(DELETE_ARRAY_SIZED_ALIGNED),
+};
+
+/* Operators that are passed on call malloc, which notes: only the allocator's own note themselves. */
+static int notes(unsigned what) {
+    return tracers[what] && next[what] && (what < NEW || operators == COUNTED) && !passed[what];
+}
+
+static int has_pages(uint32_t place) {
+    char *from = (char *)header + COUNT_FILE_BYTES + place * COUNT_TRACE_BYTES;
+    for (size_t at = PAGE; at <= COUNT_TRACE_BYTES && !page.trace_touched[place]; at += PAGE)
+        if (!touch((uint64_t *)(from + at) - 1))
+            return 0;
+    page.trace_touched[place] = 1;
+    return 1;
+}
+
+static OUTLINED void begin_trace(uint64_t position) {
+    uint32_t tracing = UNTRACED;
+    if (!swap(&page.tracing, &tracing, CHANGES))
+        return;
+    /* As in start(). */
+    uint64_t all = ~(uint64_t)0, before = 0;
+    system_call(SYS_rt_sigprocmask, SIG_SETMASK, (long)&all, (long)&before, 8, 0, 0);
+    uint32_t number = ++page.traces, place = number % COUNT_TRACES;
+    int has_room = has_pages(place);
+    __atomic_store_n(&page.trace_due, has_room ? 2 * position : UINT64_MAX, __ATOMIC_RELAXED);
+    if (has_room) {
+        store(&header->traced[place], 0);
+        store(&header->trace_number[place], number);
+        tracing = RUNS + place;
+        for (unsigned what = 0; what < FUNCTIONS; what++)
+            if (notes(what)) {
+                traced[what] = next[what] == tracers[what] ? traced[what] : next[what];
+                store(&next[what], tracers[what]);
+            }
+    }
+    store(&page.tracing, tracing);
+    system_call(SYS_rt_sigprocmask, SIG_SETMASK, (long)&before, 0, 8, 0, 0);
+}
+
+static inline void trace_if_due(void) {
+    uint64_t position = peek(&header->events_next), due = peek(&page.trace_due);
+    if (unlikely(position >= (due ? due : COUNT_FIRST + COUNT_TRACED_FROM)))
+        begin_trace(position);
+}
+
 /* ---- samples ----------------------------------------------------------------------------------------------------- */
 
 #define LARGEST_BOUND COUNT_CLASS_BOUND((uint64_t)COUNT_CLASSES - 1)
@@ -1359,6 +1579,8 @@ static OUTLINED void record(struct count_slot *slot, const void *block, size_t s
     write_event(&event);
     adapt(slot, before);
     slot->samples++;
+    if (has_traces)
+        trace_if_due();
     /* Many blocks live for less time than their sample takes. */
     uint64_t born = ticks();
     slot->sample_ticks += born - after;
@@ -1909,6 +2131,8 @@ __attribute__((constructor)) static void constructor(int count, char **arguments
         path = value ? value : path;
         value = value_of(*at, "ALLOCWALL_COUNT_EVERY");
         distance_text = value ? value : distance_text;
+        value = value_of(*at, "ALLOCWALL_COUNT_TRACES");
+        wants_traces |= value && value[0] == '1';
     }
     if (!load(&next[MALLOC]))
         look_up();

@@ -21,7 +21,7 @@
 
 /* "ALWCOUNT" in the order of the file's bytes. */
 #define COUNT_MAGIC 0x544e554f43574c41u
-#define COUNT_VERSION 1
+#define COUNT_VERSION 2
 
 /* ---- size classes ------------------------------------------------------------------------------------------------ */
 
@@ -63,6 +63,8 @@ _Static_assert(COUNT_CLASS_BOUND(1) == 16 && COUNT_CLASS_BOUND(64) == 1024 && CO
 /* The allocator has no malloc_usable_size, so the size of an old block isn't known: `copied_bytes` is 0. */
 #define COUNT_NO_SIZES 64
 
+#define COUNT_TRACES 2
+
 struct count_header {
     uint64_t magic;
     uint32_t version;
@@ -91,7 +93,10 @@ struct count_header {
     /* Sampling: see count_event. */
     uint64_t every;    /* the mean distance of samples in weighted bytes; 0: no samples */
     uint64_t per_call; /* added to the size of each call */
-    uint64_t reserved0[4];
+    /* The two traces: see count_call. Without them it has 0 entries. */
+    uint64_t traces_at;
+    uint32_t trace_calls, call_bytes;
+    uint64_t reserved0[2];
 
     /* From here on the values change. */
     uint64_t slots_used;      /* slots 0 to slots_used - 1 have been used */
@@ -102,7 +107,9 @@ struct count_header {
     uint64_t follow;          /* see count_followed */
     uint64_t following;       /* used entries in the table of followed blocks */
     uint64_t follow_failed;   /* blocks that were to be followed, but the table had no place for their address */
-    uint64_t reserved1[8];
+    uint64_t traced[COUNT_TRACES];       /* calls of each trace; may be above its entries */
+    uint64_t trace_number[COUNT_TRACES]; /* the newest trace has the largest number; 0: there is none */
+    uint64_t reserved1[4];
 
     /* The file that holds the allocator, as the dynamic loader names it; cut to 255 bytes; ends with 0. Empty for the
      * program itself. */
@@ -119,7 +126,9 @@ _Static_assert(offsetof(struct count_header, file_bytes) == 40, "the header's fi
 _Static_assert(offsetof(struct count_header, slots_at) == 48, "the parts");
 _Static_assert(offsetof(struct count_header, ticks_per_second) == 112, "the clock");
 _Static_assert(offsetof(struct count_header, every) == 144, "sampling");
+_Static_assert(offsetof(struct count_header, traces_at) == 160, "the traces");
 _Static_assert(offsetof(struct count_header, slots_used) == 192, "the values that change");
+_Static_assert(offsetof(struct count_header, traced) == 256, "the values of the traces");
 _Static_assert(offsetof(struct count_header, object) == 320, "the texts");
 
 /* ---- slots ------------------------------------------------------------------------------------------------------- */
@@ -314,6 +323,44 @@ struct count_followed {
 
 _Static_assert(sizeof(struct count_followed) == 64, "one cache line");
 
+/* ---- traces ------------------------------------------------------------------------------------------------------ */
+
+/*
+ * All calls of some time, in their order: the program makes the same calls again with another allocator. A trace begins
+ * when the process has had COUNT_TRACED_FROM sampled events, and again each time their number has doubled; it ends after
+ * COUNT_TRACED calls. The traces take turns in the two places, so that at the end of the process the last one began in
+ * the second half of its samples. Only where the tool asks for traces (ALLOCWALL_COUNT_TRACES).
+ *
+ * A free has its place before the call, all others after it: so the calls with one address are in their true order, also
+ * those of several threads. A function that changed over to the trace later than others misses some of its first calls.
+ */
+#define COUNT_TRACED 131072
+#define COUNT_TRACED_FROM 32
+
+#define COUNT_CALL_NEW 1
+#define COUNT_CALL_ZEROED 2
+#define COUNT_CALL_FREE 3
+/* realloc of a block: its old address and usable size before the call, and then the new ones. Without the second, it
+ * freed the block. */
+#define COUNT_CALL_RESIZED 4
+#define COUNT_CALL_RESIZED_TO 5
+
+/* Of `thread`: the slot, how many threads had it before (the lowest bits), and whether it is the process's first. */
+#define COUNT_CALL_SLOT 0x3ff
+#define COUNT_CALL_THREADS 0x7c00
+#define COUNT_CALL_MAIN 0x8000
+
+struct count_call {
+    uint64_t address;
+    uint32_t size; /* requested; of a free, usable, or 0 if that is not known; UINT32_MAX: that or more */
+    uint16_t thread;
+    uint8_t kind;
+    uint8_t trace; /* the trace's number modulo 255, plus 1: anything else is left from a trace before it. Written last. */
+};
+
+_Static_assert(sizeof(struct count_call) == 16, "four a cache line");
+_Static_assert(COUNT_SLOTS <= COUNT_CALL_SLOT + 1, "a slot's index fits");
+
 /* ---- where the parts lie ----------------------------------------------------------------------------------------- */
 
 #define COUNT_EVENTS_AT sizeof(struct count_header)
@@ -321,9 +368,12 @@ _Static_assert(sizeof(struct count_followed) == 64, "one cache line");
 #define COUNT_FOLLOWED_AT (COUNT_STACKS_AT + COUNT_STACKS * sizeof(struct count_stack))
 #define COUNT_SLOTS_AT (COUNT_FOLLOWED_AT + COUNT_FOLLOWED_ENTRIES * sizeof(struct count_followed))
 #define COUNT_FILE_BYTES (COUNT_SLOTS_AT + COUNT_SLOTS * sizeof(struct count_slot))
+/* With traces, they come last. */
+#define COUNT_TRACE_BYTES (COUNT_TRACED * sizeof(struct count_call))
+#define COUNT_TRACED_FILE_BYTES (COUNT_FILE_BYTES + COUNT_TRACES * COUNT_TRACE_BYTES)
 
 /* Of each mapping, mlockall(2) locks all bytes. */
-_Static_assert(COUNT_FILE_BYTES < 6 << 20, "a file has few MiB");
+_Static_assert(COUNT_FILE_BYTES < 6 << 20 && COUNT_TRACED_FILE_BYTES < 10 << 20, "a file has few MiB");
 
 /* COUNT_NO_ROOM: the slots follow the header directly. */
 #define COUNT_FEW_SLOTS 32

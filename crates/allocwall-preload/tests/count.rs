@@ -38,6 +38,7 @@ const CLASSES: usize = 185;
 const SLOT: usize = 2048;
 const EVENT: usize = 64;
 const STACK: usize = 8192;
+const CALL: usize = 16;
 /// Bits of the header's flags.
 const BYPASSED: u32 = 1;
 const OPERATORS: u32 = 2;
@@ -121,6 +122,22 @@ impl Counted {
 
     fn stacks(&self) -> Vec<Vec<u8>> {
         self.entries(80, STACK)
+    }
+
+    /// The calls of the newest trace, up to the first one that was not written: kind, address, size.
+    fn trace(&self) -> Vec<(u8, u64, u32)> {
+        let entries = half(&self.header, 168) as usize;
+        if entries == 0 {
+            return Vec::new();
+        }
+        assert_eq!(half(&self.header, 172) as usize, CALL);
+        let newest = [0, 1].into_iter().max_by_key(|place| whole(&self.header, 272 + 8 * place)).unwrap();
+        let number = whole(&self.header, 272 + 8 * newest);
+        let at = whole(&self.header, 160) + newest as u64 * (entries * CALL) as u64;
+        let count = usize::try_from(whole(&self.header, 256 + 8 * newest)).unwrap().min(entries);
+        let calls = self.part(at, count * CALL);
+        let written = calls.chunks(CALL).take_while(|call| u64::from(call[15]) == number % 255 + 1);
+        written.map(|call| (call[14], whole(call, 0), half(call, 8))).collect()
     }
 }
 
@@ -223,6 +240,7 @@ impl Subject {
     fn run_in(&self, folder: &Path, program: &Path, arguments: &[&str], environment: &[(&str, &str)]) -> Run {
         let mut run = command(program);
         run.args(arguments).env("LD_PRELOAD", &self.library).env("ALLOCWALL_COUNT", folder);
+        run.env("ALLOCWALL_COUNT_TRACES", "1");
         run.envs(environment.iter().copied());
         Run::new(said(&attempt(&mut run).unwrap()), folder)
     }
@@ -246,7 +264,7 @@ impl Subject {
     /// In a shell: `$START` in the script is the program under the library.
     fn in_shell(&self, script: &str, program: &Path, folder: &Path) -> std::process::Command {
         let mut run = command("sh");
-        let start = r#"env LD_PRELOAD="$LIBRARY" ALLOCWALL_COUNT="$COUNTS" "$PROGRAM""#;
+        let start = r#"env LD_PRELOAD="$LIBRARY" ALLOCWALL_COUNT="$COUNTS" ALLOCWALL_COUNT_TRACES=1 "$PROGRAM""#;
         run.args(["-c", &script.replace("$START", start)])
             .env("LIBRARY", &self.library)
             .env("PROGRAM", program)
@@ -598,4 +616,66 @@ fn samples_stand_for_all_calls_and_show_where_they_are() {
     };
     let shown = stacks.iter().filter(shows).count();
     assert!(shown > 50 && shown * 10 > stacks.len() * 9, "{shown} of {}", stacks.len());
+}
+
+/// What the program does with its block of this number: kinds and sizes in their order.
+fn made(number: u64) -> Vec<(u8, u64)> {
+    let size = 16 + number * 7919 % 3000;
+    let mut calls = vec![(if number % 10 == 9 { 2 } else { 1 }, size)];
+    if number % 7 == 3 {
+        calls.extend([(4, size), (5, size + 500)]);
+    }
+    calls
+}
+
+#[test]
+fn a_trace_has_all_calls_in_their_order() {
+    let subject = Subject::new();
+    let Some(program) = subject.compiled("order.c", &[]) else {
+        return;
+    };
+    let work = subject.run(&program, &["work"], &[]);
+    // The parent and the child.
+    assert_eq!(work.files.len(), 2);
+    for file in &work.files {
+        let trace = file.trace();
+        assert_eq!(trace.len(), 131_072);
+        let first = trace.iter().position(|(kind, ..)| [1, 2].contains(kind)).unwrap();
+        let fits = |number: u64| {
+            let calls = trace[first..].iter().filter(|(kind, ..)| *kind != 3).take(40);
+            // A usable size is at least what was requested.
+            let alike = |(call, made): (&(u8, u64, u32), (u8, u64))| {
+                call.0 == made.0 && (u64::from(call.2) == made.1 || call.0 == 4)
+            };
+            calls.zip((number..).flat_map(made)).all(alike)
+        };
+        let mut number = (0..21_000).find(|number| fits(*number)).expect("the calls are those of the program");
+        let (mut expected, mut live) = (std::collections::VecDeque::new(), std::collections::VecDeque::new());
+        for call in &trace[first..] {
+            let (kind, address, size) = *call;
+            if kind == 3 {
+                // Blocks from before the trace are freed first.
+                assert!(expected.is_empty());
+                if live.len() == 1000 {
+                    assert_eq!(live.pop_front(), Some(address));
+                }
+                continue;
+            }
+            if expected.is_empty() {
+                expected.extend(made(number));
+                number += 1;
+            }
+            let (expected_kind, expected_size) = expected.pop_front().unwrap();
+            assert_eq!(kind, expected_kind, "{number}");
+            match kind {
+                4 => assert!(live.pop_back() == Some(address) && u64::from(size) >= expected_size),
+                _ => {
+                    assert_eq!(u64::from(size), expected_size);
+                    live.push_back(address);
+                }
+            }
+        }
+    }
+    let without = subject.run(&program, &["work"], &[("ALLOCWALL_COUNT_TRACES", "")]);
+    assert!(without.files.iter().all(|file| file.trace().is_empty()));
 }
