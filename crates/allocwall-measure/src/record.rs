@@ -20,6 +20,7 @@ use allocwall_host::perf::{Clocks, Periods};
 use allocwall_model::allocations::not_counted;
 use allocwall_model::error::{Error, Result};
 use allocwall_model::recording::{PriceList, Recording};
+use allocwall_model::trace::Trace;
 use allocwall_model::units::Measured;
 use attach::Attached;
 use std::ffi::OsString;
@@ -70,6 +71,8 @@ pub struct Request<'a> {
 
 pub struct Recorded {
     pub recording: Recording,
+    /// Counted calls in their order, for a replay ([`crate::allocations::Watched`]).
+    pub traces: Vec<Trace>,
     /// The recording as its file has it.
     pub bytes: Vec<u8>,
     pub path: Option<PathBuf>,

@@ -17,4 +17,5 @@ pub mod resident;
 pub mod room;
 pub mod shell;
 pub mod stats;
+pub mod trace;
 pub mod units;

@@ -1,6 +1,6 @@
 //! A replay of a program's calls of its allocator: what is made again, and what it costs with each allocator on this machine.
 //!
-//! A mix says how often blocks of each size are requested, how long they live, and how they end. It has no order beyond that, so
+//! What is played are calls in their order ([`crate::trace`]) or, where they were not kept, a mix of all calls. A mix says how often blocks of each size are requested, how long they live, and how they end. It has no order beyond that, so
 //! these are assumptions: each block is written once in full when it is new (also one of calloc, so a program that leaves zeros
 //! untouched costs less than its replay), all blocks of one size class have one size, and blocks end independently of one another,
 //! unless the exact counters show that a thread frees many of them together.
@@ -13,13 +13,13 @@ use serde::{Deserialize, Serialize};
 /// The most threads of a replay.
 pub const MOST_LANES: usize = 8;
 /// With fewer calls, or fewer sampled blocks that ended, a mix rests on chance.
-const LEAST_CALLS: u64 = 100;
+pub const LEAST_CALLS: u64 = 100;
 const LEAST_ENDS: u64 = 30;
 /// A thread with a smaller share of allocations and of frees is left out.
 const LEAST_SHARE: f64 = 0.01;
 /// If this part of the requested bytes is in use at the end, or more, the heap grows: the first touches of memory that stays are then
 /// a large part of the cost, as 4 KiB of fresh memory cost about as much as 50 calls that the thread cache serves.
-const GROWS: f64 = 0.1;
+pub const GROWS: f64 = 0.1;
 /// For so long, a thread that allocates is taken to run without a pause; over longer times it allocates as often as on average.
 const BURST_NS: f64 = 10e6;
 /// Blocks that end independently of one another make the number in use vary, too: by some four roots of it, and a few.
@@ -119,6 +119,8 @@ pub struct Replay {
     pub present: ReplayCost,
     #[serde(deserialize_with = "crate::room::charged")]
     pub variants: Vec<Replayed>,
+    /// The program's calls were played in their order, and not a mix of them.
+    pub traced: bool,
     /// Allocations and reallocs in one measurement.
     pub calls: u64,
     /// Measurements of each allocator.
@@ -831,6 +833,7 @@ mod tests {
                 one("mimalloc", failed),
                 one("glibc-tcache-count=127", None),
             ],
+            traced: false,
             calls: 1,
             rounds: 5,
         };

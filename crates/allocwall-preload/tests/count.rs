@@ -264,7 +264,8 @@ impl Subject {
     /// In a shell: `$START` in the script is the program under the library.
     fn in_shell(&self, script: &str, program: &Path, folder: &Path) -> std::process::Command {
         let mut run = command("sh");
-        let start = r#"env LD_PRELOAD="$LIBRARY" ALLOCWALL_COUNT="$COUNTS" ALLOCWALL_COUNT_TRACES=1 "$PROGRAM""#;
+        let start =
+            r#"env LD_PRELOAD="$LIBRARY" ALLOCWALL_COUNT="$COUNTS" ALLOCWALL_COUNT_TRACES=1 "$PROGRAM""#;
         run.args(["-c", &script.replace("$START", start)])
             .env("LIBRARY", &self.library)
             .env("PROGRAM", program)
@@ -649,7 +650,8 @@ fn a_trace_has_all_calls_in_their_order() {
             };
             calls.zip((number..).flat_map(made)).all(alike)
         };
-        let mut number = (0..21_000).find(|number| fits(*number)).expect("the calls are those of the program");
+        let mut number =
+            (0..21_000).find(|number| fits(*number)).expect("the calls are those of the program");
         let (mut expected, mut live) = (std::collections::VecDeque::new(), std::collections::VecDeque::new());
         for call in &trace[first..] {
             let (kind, address, size) = *call;

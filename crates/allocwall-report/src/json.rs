@@ -234,6 +234,7 @@ fn replayed(replay: &Replay) -> Value {
         })
     };
     json!({
+        "traced": replay.traced,
         "calls": replay.calls,
         "rounds": replay.rounds,
         "present": {
@@ -429,6 +430,7 @@ mod tests {
         };
         let why = Absence::new(allocwall_model::units::Reason::NotFound, "no such library");
         Replay {
+            traced: false,
             present: ReplayCost {
                 cost: Interval::exact(50.0),
                 ready: Interval::exact(20.0),

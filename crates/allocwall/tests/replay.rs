@@ -1,8 +1,9 @@
-//! `allocwall replay`, the child process that makes a program's calls of its allocator again: one line of JSON for a mix, one error
-//! line for anything else. And a whole replay, with an allocator that can't be loaded among its variants.
+//! `allocwall replay`, the child process that makes a program's calls of its allocator again: one line of JSON for a mix, or for a trace after
+//! it, one error line for anything else. And a whole replay, with an allocator that can't be loaded among its variants.
 
 use allocwall_measure::calibrate::replay::{Variant, measure};
 use allocwall_model::allocations::{BandLives, Counted, End, Life, Lives, age_band_of, band_of};
+use allocwall_model::trace::{Trace, TracedCall, TracedKind, TracedThread};
 use allocwall_model::units::Reason;
 use serde_json::Value;
 use std::io::Write;
@@ -156,8 +157,20 @@ fn each_variant_is_compared_with_the_present_allocator() {
         variant("glibc:perturb=0", "GLIBC_TUNABLES", "glibc.malloc.perturb=0"),
         variant("jemalloc", "LD_PRELOAD", "/nonexistent/libjemalloc.so.2"),
     ];
-    let replay = measure(&counted(), &variants, Path::new(BINARY), &AtomicBool::new(false))
+    // 50 blocks that follow one another, and one trace that can't be played.
+    let call = |kind, address| TracedCall { kind, address, size: 64, thread: TracedThread(0x8000) };
+    let pair = |nth: u64| [call(TracedKind::Free, nth % 50), call(TracedKind::New, nth % 50)];
+    let trace: Trace = (0..5000).flat_map(pair).collect();
+    for (traces, traced) in [(vec![], false), (vec![Trace::new(), trace], true), (vec![Trace::new()], false)]
+    {
+        each_is_compared(&variants, &traces, traced);
+    }
+}
+
+fn each_is_compared(variants: &[Variant], traces: &[Trace], traced: bool) {
+    let replay = measure(&counted(), traces, variants, Path::new(BINARY), &AtomicBool::new(false))
         .unwrap_or_else(|absence| panic!("{absence}"));
+    assert_eq!(replay.traced, traced);
     assert!(replay.rounds >= 5 && replay.calls > 10_000, "{replay:?}");
     let present = &replay.present;
     assert!(present.cost.point > present.ready.point && present.ready.point > 0.0, "{present:?}");
@@ -171,9 +184,9 @@ fn each_variant_is_compared_with_the_present_allocator() {
 
 #[test]
 fn an_interrupted_replay_has_no_result() {
-    let stopped = measure(&counted(), &[], Path::new(BINARY), &AtomicBool::new(true));
+    let stopped = measure(&counted(), &[], &[], Path::new(BINARY), &AtomicBool::new(true));
     assert_eq!(stopped.unwrap_err().detail, "you interrupted the replay");
     // Nothing to start.
-    let missing = measure(&counted(), &[], Path::new("/nonexistent/allocwall"), &AtomicBool::new(false));
+    let missing = measure(&counted(), &[], &[], Path::new("/nonexistent/allocwall"), &AtomicBool::new(false));
     assert!(missing.is_err());
 }

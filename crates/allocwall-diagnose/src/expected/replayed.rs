@@ -29,9 +29,11 @@ const LITTLE: f64 = 0.01;
 
 /// By how much a prediction from a replay was off in other programs, as a part of malloc's cost there: chosen so that 80 % of the measured
 /// points lay inside with this on both sides. Fitted by `benches/prediction_accuracy.py --fit`, which also tries it on each program without its own
-/// part in it (docs/predictions.md).
-const ERROR_OF_SWAPS: f64 = 0.3;
-/// The same for a setting of the present allocator.
+/// part in it (docs/predictions.md). This one is for traces …
+const ERROR_OF_TRACES: f64 = 0.15;
+/// … this one for mixes …
+const ERROR_OF_MIXES: f64 = 0.3;
+/// … and this one for a setting of the present allocator.
 const ERROR_OF_SETTINGS: f64 = 0.02;
 
 /// The saving in the lines of the bill that belong to malloc, as a share of the target's CPU time; negative if the remedy costs more.
@@ -55,7 +57,11 @@ impl Replayed {
         let own_ns = (replay.present.cost.point - work_beside(replay)).max(0.0);
         let scale = scale(of_lines, own_ns * per_cpu_ns, contended(ctx))?;
         let saved = scaled(variant.saved.scaled(per_cpu_ns), scale);
-        let error = if remedy.effect == Effect::Swap { ERROR_OF_SWAPS } else { ERROR_OF_SETTINGS };
+        let error = match (remedy.effect, replay.traced) {
+            (Effect::Swap, true) => ERROR_OF_TRACES,
+            (Effect::Swap, false) => ERROR_OF_MIXES,
+            _ => ERROR_OF_SETTINGS,
+        };
         let error = error * of_lines.point;
         let saved = Interval::new(saved.low - error, saved.point, saved.high + error);
         // It saves no more than there is.
@@ -199,6 +205,7 @@ mod tests {
             failed: None,
         };
         subject.recording.replayed = Ok(Replay {
+            traced: false,
             present: ReplayCost { cost: cost(1_000.0), ready: cost(200.0), faults: Interval::exact(0.0) },
             variants: saved_ns.iter().map(variant).collect(),
             calls: 100_000,
@@ -262,7 +269,7 @@ mod tests {
             let half = saved(share, 400.0).unwrap();
             assert!((half.point - share / 2.0).abs() < 0.005, "{half:?}");
             // The replay's own interval, and the error of replays in other programs.
-            let [low, high] = [0.42 - ERROR_OF_SWAPS, 0.58 + ERROR_OF_SWAPS].map(|part| share * part);
+            let [low, high] = [0.42 - ERROR_OF_MIXES, 0.58 + ERROR_OF_MIXES].map(|part| share * part);
             assert!(half.low > low && half.high < high, "{half:?}");
         }
         // Never more than there is.
@@ -276,15 +283,19 @@ mod tests {
     }
 
     #[test]
-    fn a_setting_is_predicted_more_closely_than_another_allocator() {
-        let width = |key: &str| {
-            let subject = replayed(calling(0.16), &[(key, 400.0)]);
+    fn settings_are_predicted_more_closely_than_allocators_and_traces_more_than_mixes() {
+        let width = |key: &str, traced: bool| {
+            let mut subject = replayed(calling(0.16), &[(key, 400.0)]);
+            subject.recording.replayed.as_mut().unwrap().traced = traced;
             let ctx = Context::new(&subject.recording, &subject.bill);
             let saved = Replayed::of(&ctx, find(key).unwrap()).unwrap().saved;
             saved.high - saved.low
         };
-        let more = 2.0 * (ERROR_OF_SWAPS - ERROR_OF_SETTINGS) * 0.16;
-        assert!((width("tcmalloc") - width("glibc-tcache-count") - more).abs() < 0.005);
+        for (traced, error) in [(true, ERROR_OF_TRACES), (false, ERROR_OF_MIXES)] {
+            let more = 2.0 * (error - ERROR_OF_SETTINGS) * 0.16;
+            let setting = width("glibc-tcache-count", traced);
+            assert!((width("tcmalloc", traced) - setting - more).abs() < 0.005, "{traced}");
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Counts the calls of a command in a thread, while something else measures the command.
 
 use super::environment;
-use super::watch::{Folder, Watch};
+use super::watch::{Folder, Watch, Watched};
 use crate::collect::stacks::Compactor;
 use crate::reading::Readers;
 use allocwall_host::clock::monotonic_ns;
@@ -35,7 +35,7 @@ pub struct Counting {
     every: Option<u64>,
     began_ns: u64,
     stop: Sender<()>,
-    thread: Worker<Measured<Counted>>,
+    thread: Worker<Measured<Watched>>,
 }
 
 impl Counting {
@@ -66,7 +66,7 @@ impl Counting {
 
     /// What a command needs in its environment to be counted.
     pub fn environment(&self) -> Vec<(OsString, OsString)> {
-        let mut variables = environment(&self.folder, self.every);
+        let mut variables = environment(&self.folder, self.every, true);
         let preloads = preloads(&self.library, std::env::var_os("LD_PRELOAD").as_deref());
         variables.push(("LD_PRELOAD".into(), preloads));
         variables
@@ -87,7 +87,7 @@ impl Counting {
     ///
     /// # Errors
     /// Nothing was counted: why.
-    pub fn finish(self) -> Measured<Counted> {
+    pub fn finish(self) -> Measured<Watched> {
         self.stop();
         self.thread.finish().and_then(|counted| counted)
     }
@@ -103,7 +103,7 @@ pub fn preloads(library: &Path, present: Option<&OsStr>) -> OsString {
     list
 }
 
-fn watch(folder: &Folder, readers: Readers, stopped: &Receiver<()>) -> Measured<Counted> {
+fn watch(folder: &Folder, readers: Readers, stopped: &Receiver<()>) -> Measured<Watched> {
     let mut watch = Watch::start(folder, readers).map_err(|error| {
         Absence::new(Reason::Exhausted, format!("cannot read the counted calls: {error}"))
     })?;
@@ -112,7 +112,10 @@ fn watch(folder: &Folder, readers: Readers, stopped: &Receiver<()>) -> Measured<
         watch.poll();
         match stopped.recv_timeout(pause(began.elapsed())) {
             Err(RecvTimeoutError::Timeout) => {}
-            Ok(()) => return kept(watch.finish()),
+            Ok(()) => {
+                let Watched { counted, traces } = watch.finish();
+                return kept(counted).map(|counted| Watched { counted, traces });
+            }
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(Absence::new(Reason::Vanished, "counting was given up"));
             }

@@ -4,6 +4,7 @@
 use allocwall_host::file::absence_of;
 use allocwall_host::perf::{REGISTERS, Registers};
 use allocwall_model::allocations::{CLASSES, Calls, LARGEST_DISTANCE, PER_CALL};
+use allocwall_model::trace::{CALL_BYTES, MOST_TRACED, TracedCall};
 use allocwall_model::units::{Absence, Measured, Reason};
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -11,7 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 const MAGIC: u64 = 0x544e_554f_4357_4c41;
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// This machine's number in the header.
 #[cfg(target_arch = "x86_64")]
@@ -39,12 +40,15 @@ mod header {
     pub const CLOCK_COST: usize = 136;
     pub const EVERY: usize = 144;
     pub const PER_CALL: usize = 152;
+    pub const TRACES_AT: usize = 160;
     pub const SLOTS_USED: usize = 192;
     pub const EVENTS_NEXT: usize = 208;
     pub const EVENTS_DROPPED: usize = 216;
     pub const STACKS_NEXT: usize = 224;
     pub const FOLLOW: usize = 232;
     pub const FOLLOW_FAILED: usize = 248;
+    pub const TRACED: usize = 256;
+    pub const TRACE_NUMBER: usize = 272;
     pub const OBJECT: usize = 320;
     pub const OBJECT_BYTES: usize = 256;
     pub const PROGRAM: usize = 576;
@@ -130,14 +134,17 @@ const MOST_SLOTS: u64 = 1024;
 const MOST_EVENTS: u64 = 16_384;
 const MOST_STACKS: u64 = 256;
 const MOST_FOLLOWED: u64 = 4096;
+/// Places for traces, which take turns.
+const TRACES: u64 = 2;
 /// The slots of a small file, which has no samples.
 const FEW_SLOTS: u64 = 32;
-/// The size of a large file.
+/// The size of a large file, with traces.
 pub const LARGE_FILE: u64 = header::BYTES as u64
     + MOST_SLOTS * slot::BYTES as u64
     + MOST_EVENTS * event::BYTES as u64
     + MOST_STACKS * stack::BYTES as u64
-    + MOST_FOLLOWED * followed::BYTES as u64;
+    + MOST_FOLLOWED * followed::BYTES as u64
+    + TRACES * (MOST_TRACED * CALL_BYTES) as u64;
 /// The FIFO of the folder that has a byte for each large file which may still be made.
 pub const ROOM: &str = "room";
 const SLOT_LEFT: u32 = 2;
@@ -171,6 +178,8 @@ pub struct Header {
     pub events: Part,
     pub stacks: Part,
     pub followed: Part,
+    /// The calls of one trace. The next one follows.
+    pub trace: Part,
     /// None if the library does not know it.
     pub ticks_per_second: Option<u64>,
     pub start_ticks: u64,
@@ -303,6 +312,7 @@ fn parse_header(fields: &Fields<'_>) -> Option<Header> {
         part(header::EVENTS_AT, event::BYTES, MOST_EVENTS)?,
         part(header::STACKS_AT, stack::BYTES, MOST_STACKS)?,
         part(header::FOLLOWED_AT, followed::BYTES, MOST_FOLLOWED)?,
+        part(header::TRACES_AT, CALL_BYTES, MOST_TRACED as u64)?,
     );
     let known = [
         (header::VERSION, VERSION),
@@ -310,7 +320,7 @@ fn parse_header(fields: &Fields<'_>) -> Option<Header> {
         (header::MACHINE, MACHINE),
         (header::CLASSES, CLASSES as u32),
     ];
-    let (slots, events, stacks, followed) = parts;
+    let (slots, events, stacks, followed, trace) = parts;
     if slots.entries == 0
         || known.iter().any(|(at, value)| fields.u32(*at) != *value)
         || fields.u64(header::PER_CALL) != PER_CALL
@@ -324,6 +334,7 @@ fn parse_header(fields: &Fields<'_>) -> Option<Header> {
         events,
         stacks,
         followed,
+        trace,
         ticks_per_second: Some(fields.u64(header::TICKS_PER_SECOND)).filter(|rate| *rate > 0),
         start_ticks: fields.u64(header::START_TICKS),
         start_ns: fields.u64(header::START_NS),
@@ -500,6 +511,31 @@ pub fn blocks(file: &File, header: &Header, mut take: impl FnMut(Block)) {
     });
 }
 
+/// The traces, the newest first, each up to its first call that was not written.
+pub fn traces(file: &File, header: &Header) -> Vec<Vec<TracedCall>> {
+    let mut bytes = [0; header::OBJECT];
+    if header.trace.entries == 0 || read(file, 0, &mut bytes).is_err() {
+        return Vec::new();
+    }
+    let fields = Fields(&bytes);
+    let field = |at: usize, place: u64| fields.u64(at + 8 * place as usize);
+    let mut places: Vec<(u64, u64)> = (0..TRACES).map(|p| (field(header::TRACE_NUMBER, p), p)).collect();
+    places.retain(|(number, _)| *number > 0);
+    places.sort_unstable_by(|a, b| b.cmp(a));
+    let trace = |(number, place): (u64, u64)| {
+        let entries = header.trace.entries;
+        let part = Part { at: header.trace.at + place * entries * CALL_BYTES as u64, entries };
+        let tag = (number % 255 + 1) as u8;
+        let mut calls = Vec::new();
+        each(file, part, 0..field(header::TRACED, place).min(entries), CALL_BYTES, |at, fields| {
+            let call = TracedCall::of(&fields.bytes(0)).filter(|(_, own)| *own == tag);
+            calls.extend(call.filter(|_| calls.len() as u64 == at).map(|(call, _)| call));
+        });
+        calls
+    };
+    places.into_iter().map(trace).collect()
+}
+
 /// Reads entries in large pieces, and passes each one with its number. It ends where the file ends, or can't be read.
 fn each(
     file: &File,
@@ -597,6 +633,7 @@ pub(super) mod testing {
     pub const EVENTS: u64 = 64;
     pub const STACKS: u64 = 4;
     pub const BLOCKS: u64 = 16;
+    pub const TRACED: u64 = 8;
 
     impl Made {
         pub fn new(every: u64) -> Made {
@@ -607,13 +644,15 @@ pub(super) mod testing {
                 (header::EVENTS_AT, EVENTS, event::BYTES),
                 (header::STACKS_AT, STACKS, stack::BYTES),
                 (header::FOLLOWED_AT, BLOCKS, followed::BYTES),
+                (header::TRACES_AT, TRACED, CALL_BYTES),
             ] {
                 made.put(field, &(at as u64).to_ne_bytes());
                 made.put(field + 8, &(entries as u32).to_ne_bytes());
                 made.put(field + 12, &(bytes as u32).to_ne_bytes());
                 at += entries as usize * bytes;
             }
-            made.bytes.resize(at, 0);
+            // The second trace.
+            made.bytes.resize(at + TRACED as usize * CALL_BYTES, 0);
             made.put(header::MAGIC, &MAGIC.to_ne_bytes());
             for (field, value) in [
                 (header::VERSION, VERSION),
@@ -733,6 +772,18 @@ pub(super) mod testing {
             }
         }
 
+        /// A trace with these calls, in the place that its number has.
+        pub fn trace(&mut self, number: u64, calls: &[TracedCall]) {
+            let place = number % TRACES;
+            let at = self.header.trace.at + place * TRACED * CALL_BYTES as u64;
+            for (nth, call) in calls.iter().enumerate() {
+                self.put(at as usize + nth * CALL_BYTES, &call.to_bytes((number % 255 + 1) as u8));
+            }
+            let place = 8 * place as usize;
+            self.put(header::TRACE_NUMBER + place, &number.to_ne_bytes());
+            self.put(header::TRACED + place, &(calls.len() as u64).to_ne_bytes());
+        }
+
         pub fn block(&mut self, number: u64, block: &Block) {
             let at = self.header.followed.at as usize + number as usize * followed::BYTES;
             self.put(at + followed::ADDRESS, &0x1000_u64.to_ne_bytes());
@@ -750,6 +801,7 @@ pub(super) mod testing {
             events: Part::default(),
             stacks: Part::default(),
             followed: Part::default(),
+            trace: Part::default(),
             ticks_per_second: None,
             start_ticks: 0,
             start_ns: 0,
@@ -764,10 +816,11 @@ pub(super) mod testing {
 
 #[cfg(test)]
 mod tests {
-    use super::testing::Made;
+    use super::testing::{Made, TRACED};
     use super::*;
     use allocwall_model::allocations::class_sizes;
     use allocwall_model::stats::random::Random;
+    use allocwall_model::trace::{TracedKind, TracedThread};
     use std::collections::HashMap;
 
     const HEADER_FILE: &str = include_str!("../../../allocwall-preload/src/count.h");
@@ -885,12 +938,17 @@ mod tests {
                 ("clock_cost", header::CLOCK_COST),
                 ("every", header::EVERY),
                 ("per_call", header::PER_CALL),
+                ("traces_at", header::TRACES_AT),
+                ("trace_calls", header::TRACES_AT + 8),
+                ("call_bytes", header::TRACES_AT + 12),
                 ("slots_used", header::SLOTS_USED),
                 ("events_next", header::EVENTS_NEXT),
                 ("events_dropped", header::EVENTS_DROPPED),
                 ("stacks_next", header::STACKS_NEXT),
                 ("follow", header::FOLLOW),
                 ("follow_failed", header::FOLLOW_FAILED),
+                ("traced", header::TRACED),
+                ("trace_number", header::TRACE_NUMBER),
                 ("object", header::OBJECT),
                 ("program", header::OBJECT + header::OBJECT_BYTES),
                 ("program", header::PROGRAM),
@@ -968,6 +1026,16 @@ mod tests {
                 ("(size)", followed::BYTES),
             ],
         );
+        // In the order of `TracedCall::to_bytes`.
+        let call = [
+            ("address", 0),
+            ("size", 8),
+            ("thread", 12),
+            ("kind", 14),
+            ("trace", 15),
+            ("(size)", CALL_BYTES),
+        ];
+        check("count_call", &call);
         let machine = if cfg!(target_arch = "x86_64") { "COUNT_X86_64" } else { "COUNT_AARCH64" };
         for (name, ours) in [
             ("COUNT_MAGIC", MAGIC),
@@ -993,6 +1061,13 @@ mod tests {
             ("COUNT_BY_REALLOC", BY_REALLOC.into()),
             ("COUNT_ZEROED", ZEROED.into()),
             ("COUNT_FOLLOWED", FOLLOWED.into()),
+            ("COUNT_TRACES", TRACES),
+            ("COUNT_TRACED", MOST_TRACED as u64),
+            ("COUNT_CALL_NEW", TracedKind::New as u64 + 1),
+            ("COUNT_CALL_ZEROED", TracedKind::Zeroed as u64 + 1),
+            ("COUNT_CALL_FREE", TracedKind::Free as u64 + 1),
+            ("COUNT_CALL_RESIZED", TracedKind::Resized as u64 + 1),
+            ("COUNT_CALL_RESIZED_TO", TracedKind::ResizedTo as u64 + 1),
         ] {
             assert_eq!(names.get(name), Some(&ours), "{name}");
         }
@@ -1065,6 +1140,23 @@ mod tests {
     }
 
     #[test]
+    fn traces_are_read_the_newest_first_up_to_what_was_not_written() {
+        let call = |address| TracedCall { kind: TracedKind::New, address, size: 64, thread: TracedThread(1) };
+        let calls: Vec<TracedCall> = (1..=TRACED).map(call).collect();
+        let mut made = Made::new(1 << 20);
+        let read = |made: &Made| traces(&made.file(), &made.header);
+        assert_eq!(read(&made), Vec::<Vec<TracedCall>>::new());
+        made.trace(6, &calls);
+        assert_eq!(read(&made), [&calls[..]]);
+        made.trace(7, &calls[..3]);
+        assert_eq!(read(&made), [&calls[..3], &calls[..]]);
+        // It began in the place of the sixth, whose later calls are still there.
+        made.trace(8, &calls[..2]);
+        made.put(header::TRACED, &u64::MAX.to_ne_bytes());
+        assert_eq!(read(&made), [&calls[..2], &calls[..3]]);
+    }
+
+    #[test]
     fn events_that_the_ring_does_not_hold_are_left_out() {
         let mut made = Made::new(1 << 20);
         // Once around and a bit more.
@@ -1130,7 +1222,8 @@ mod tests {
             }
         }
         blocks(file, header, |_| found += 1);
-        found + read.len()
+        let traced: usize = traces(file, header).iter().map(Vec::len).sum();
+        found + read.len() + traced
     }
 
     #[test]
@@ -1139,6 +1232,8 @@ mod tests {
         made.slot(1, 7, 10, 4);
         made.event(&event(100, Ok(FIRST)));
         made.block(5, &Block { size: 100, distance: 1 << 20, rank: 3, stack: Ok(FIRST) });
+        let call = TracedCall { kind: TracedKind::Free, address: 1, size: 2, thread: TracedThread(3) };
+        made.trace(1, &[call; TRACED as usize]);
         let whole = read_all(&made.file(), &made.header);
         for length in (0..made.bytes.len()).step_by(997) {
             let file = tempfile::tempfile().unwrap();

@@ -13,19 +13,22 @@ mod watch;
 
 pub use counting::{Counting, pause, preloads, why_nothing};
 pub(crate) use layout::Copied;
-pub use watch::{Folder, Watch};
+pub use watch::{Folder, Watch, Watched};
 
 use std::ffi::OsString;
 use std::path::Path;
 
-/// The variables of the environment that the library reads: the folder, and the mean distance of samples in bytes.
+/// The variables of the environment that the library reads: the folder, the mean distance of samples in bytes, and whether it keeps
+/// traces.
 const FOLDER: &str = "ALLOCWALL_COUNT";
 const EVERY: &str = "ALLOCWALL_COUNT_EVERY";
+const TRACES: &str = "ALLOCWALL_COUNT_TRACES";
 
 /// The environment in which a command counts, beside `LD_PRELOAD`. `every`: mean distance of samples; 0 takes none; None is the
-/// library's own.
-pub fn environment(folder: &Path, every: Option<u64>) -> Vec<(OsString, OsString)> {
+/// library's own. `traces`: for a replay.
+pub fn environment(folder: &Path, every: Option<u64>, traces: bool) -> Vec<(OsString, OsString)> {
     let mut environment = vec![(FOLDER.into(), folder.into())];
+    environment.extend(traces.then(|| (TRACES.into(), "1".into())));
     environment.extend(every.map(|every| (EVERY.into(), every.to_string().into())));
     environment
 }
@@ -59,12 +62,12 @@ mod tests {
 
     #[test]
     fn the_library_reads_the_variables() {
-        for name in [FOLDER, EVERY] {
+        for name in [FOLDER, EVERY, TRACES] {
             assert!(LIBRARY.contains(&format!("\"{name}")), "{name}");
         }
-        let with = environment(Path::new("/dev/shm/x"), Some(0));
+        let with = environment(Path::new("/dev/shm/x"), Some(0), false);
         assert_eq!(with[0], ("ALLOCWALL_COUNT".into(), "/dev/shm/x".into()));
         assert_eq!(with[1], ("ALLOCWALL_COUNT_EVERY".into(), "0".into()));
-        assert_eq!(environment(Path::new("/x"), None).len(), 1);
+        assert_eq!(environment(Path::new("/x"), None, true).len(), 2);
     }
 }

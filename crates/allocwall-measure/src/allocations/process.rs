@@ -12,6 +12,7 @@ use allocwall_model::allocations::{
     Samples, Share, Tally, ThreadCount, add_classes, chance,
 };
 use allocwall_model::stats::random::Random;
+use allocwall_model::trace::Trace;
 use allocwall_model::units::{Absence, Interval, Measured, Reason};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
@@ -93,6 +94,7 @@ impl Gained {
 /// A process that is not read any more.
 pub struct Finished {
     pub process: CountedProcess,
+    pub traces: Vec<Trace>,
     pub sites: Vec<(u32, SiteTally)>,
     /// The chance that a sampled block was followed at the end.
     pub followed: f64,
@@ -513,6 +515,7 @@ impl Process {
         let followed = followed(self.live.rank);
         self.take_live_sites(shared);
         let samples = self.samples(&threads);
+        let traces = layout::traces(&self.file, &self.header);
         let Process { header, state, sites, lost, from_ns, calls, classes, .. } = self;
         let program = known(&header.program, "the process could not read the name of its program");
         let allocator = if header.object.is_empty() { program.clone() } else { Ok(header.object.clone()) };
@@ -539,7 +542,7 @@ impl Process {
             lost: Lost { unsampled: threads.unsampled, ..lost },
         };
         let sites = sites.into_iter().collect();
-        (Finished { process, sites, followed }, gained)
+        (Finished { process, traces, sites, followed }, gained)
     }
 
     fn threads(&self, ended: bool) -> Threads {
@@ -761,7 +764,7 @@ mod tests {
         });
         fixture.made.slot(0, 0, 3, 0);
         fixture.made.slot(1, 7, 10, 4);
-        let Finished { process, sites, followed } = fixture.finish();
+        let Finished { process, sites, followed, .. } = fixture.finish();
         let samples = process.samples.unwrap();
         let near = |interval: Interval, value: f64| (interval.point - value).abs() < value * 1e-6;
         assert!(near(samples.blocks, 10.0) && near(samples.bytes, 10.0 * SIZE as f64));

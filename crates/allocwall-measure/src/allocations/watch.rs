@@ -13,6 +13,7 @@ use allocwall_host::proc::ProcFs;
 use allocwall_model::allocations::{
     CLASSES, Calls, Counted, Further, MOST_PROCESSES, MOST_SITES, Point, Site, add_classes,
 };
+use allocwall_model::trace::Trace;
 use allocwall_model::units::{Absence, Measured, Reason};
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -129,6 +130,15 @@ impl Step {
             Step::Count => POINT_NS,
         }
     }
+}
+
+/// What was read in all.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Watched {
+    pub counted: Counted,
+    /// Of the process with most calls: those of some milliseconds in their order, the newest first. They are for a replay that follows
+    /// at once, and no part of a recording.
+    pub traces: Vec<Trace>,
 }
 
 pub struct Watch {
@@ -379,6 +389,7 @@ impl Watch {
         self.tokens -= (share - shared.most_stacks) as f64;
         self.series.gain(gained);
         self.finished.push(finished);
+        self.keep_traces_of_the_busiest();
         if self.finished.len() >= 2 * MOST_PROCESSES {
             self.fold();
         }
@@ -404,6 +415,16 @@ impl Watch {
         }
     }
 
+    /// Only the process with most calls is replayed.
+    fn keep_traces_of_the_busiest(&mut self) {
+        let most = self.finished.iter().map(|finished| finished.process.calls.all()).max();
+        for Finished { process, traces, .. } in &mut self.finished {
+            if Some(process.calls.all()) < most {
+                *traces = Vec::new();
+            }
+        }
+    }
+
     fn miss(&mut self, absence: Absence) {
         if self.missing.len() < MOST_MISSING && !self.missing.contains(&absence) {
             self.missing.push(absence);
@@ -411,7 +432,7 @@ impl Watch {
     }
 
     /// Reads everything for the last time, and names the stacks.
-    pub fn finish(mut self) -> Counted {
+    pub fn finish(mut self) -> Watched {
         self.find();
         self.end();
         while let Some(process) = self.processes.last() {
@@ -425,8 +446,12 @@ impl Watch {
         let named = stacks.finish();
         let lost = named.missing.iter().map(|detail| Absence::new(Reason::TooCostly, detail.clone()));
         missing.extend(lost.take(MOST_MISSING));
+        let mut busiest = Vec::new();
         let processes = finished.into_iter().map(|finished| {
-            let Finished { mut process, sites, followed } = finished;
+            let Finished { mut process, traces, sites, followed } = finished;
+            if !traces.is_empty() {
+                busiest = traces;
+            }
             if let Ok(samples) = &mut process.samples {
                 samples.sites = merged(sites, followed, &named);
             }
@@ -434,7 +459,9 @@ impl Watch {
         });
         let processes = processes.collect();
         let Named { modules, frames, stacks, .. } = named;
-        Counted { length_ns, processes, further, series: series.points, modules, frames, stacks, missing }
+        let series = series.points;
+        let counted = Counted { length_ns, processes, further, series, modules, frames, stacks, missing };
+        Watched { counted, traces: busiest }
     }
 }
 
@@ -569,6 +596,7 @@ mod tests {
     use super::super::layout::{Event, EventKind, NoStack};
     use super::*;
     use allocwall_model::recording::Module;
+    use allocwall_model::trace::{TracedCall, TracedKind, TracedThread};
     use std::io::Read;
 
     const EVERY: u64 = 1 << 20;
@@ -613,7 +641,7 @@ mod tests {
         fs::write(&path, &made.bytes).unwrap();
         watch.run(Step::Count);
         let (calls, classes) = watch.so_far();
-        let counted = watch.finish();
+        let counted = watch.finish().counted;
         assert_eq!((calls, classes), (counted.calls(), counted.classes()));
         assert!(!path.exists(), "its process does not exist");
         assert_eq!((counted.calls().malloc, counted.classes()[4], counted.missing.len()), (30, 30, 0));
@@ -632,6 +660,23 @@ mod tests {
     }
 
     #[test]
+    fn only_the_busiest_process_keeps_its_traces() {
+        let (mut watch, folder, _proc) = watch();
+        let call = TracedCall { kind: TracedKind::New, address: 16, size: 64, thread: TracedThread(1) };
+        for (pid, mallocs) in [(7, 10), (8, 30), (9, 20)] {
+            let mut made = Made::new(EVERY);
+            made.set_process(pid, 0);
+            made.slot(1, pid, mallocs, 0);
+            made.trace(1, &vec![call; pid as usize - 2]);
+            fs::write(folder.path().join(format!("{pid}-0")), &made.bytes).unwrap();
+        }
+        watch.poll();
+        let watched = watch.finish();
+        assert_eq!(watched.counted.processes[0].pid, 8);
+        assert_eq!(watched.traces, [vec![call; 6]]);
+    }
+
+    #[test]
     fn a_large_file_that_is_removed_makes_room_for_another() {
         let (mut watch, folder, _proc) = watch();
         let mut room = make_fifo(folder.path()).unwrap();
@@ -643,7 +688,7 @@ mod tests {
             made.put(56, &slots.to_ne_bytes());
             fs::write(folder.path().join(format!("{pid}-0")), &made.bytes).unwrap();
         }
-        let counted = watch.finish();
+        let counted = watch.finish().counted;
         assert_eq!((counted.processes.len(), counted.missing.len()), (3, 0));
         assert_eq!(room.read(&mut [0; 8]).unwrap(), 1);
     }
@@ -678,7 +723,7 @@ mod tests {
         fs::write(at("11-0"), &made.bytes).unwrap();
         watch.find();
         assert_eq!((watch.processes.len(), watch.missing.len()), (1, 4));
-        let counted = watch.finish();
+        let counted = watch.finish().counted;
         assert_eq!(counted.processes.iter().map(|process| process.pid).collect::<Vec<_>>(), [11]);
     }
 
@@ -695,7 +740,7 @@ mod tests {
             watch.find();
             watch.close(0, true);
         }
-        let counted = watch.finish();
+        let counted = watch.finish().counted;
         let further = counted.further.as_ref().unwrap();
         assert_eq!((counted.processes.len(), further.processes), (MOST_PROCESSES, 3));
         assert_eq!((further.calls.malloc, further.classes[4]), (6, 6));

@@ -1,14 +1,15 @@
 //! What a program's calls of its allocator cost with other allocators on this machine.
 //!
-//! The mix of counted calls ([`Mix`]) is played by `allocwall replay`, a child process for each measurement, so that each one begins
+//! A trace of the target's calls or, without one, the mix of counted calls ([`Mix`]) is played by `allocwall replay`, a child process for each measurement, so that each one begins
 //! with a heap, an address space and an allocator of its own. Rounds measure the present allocator and all variants in random order,
-//! from the same plan, so that drift and other work on the machine affect all of them alike. A difference is taken within a round.
+//! from the same calls, so that drift and other work on the machine affect all of them alike. A difference is taken within a round.
 //!
 //! The present allocator is the file that served the counted calls, with the settings in the environment of allocwall itself: those
 //! that the command alone was given (`env NAME=VALUE CMD`) are not known here.
 
 mod child;
 mod plan;
+mod traced;
 
 pub use child::{Options, Refused, play};
 
@@ -16,10 +17,11 @@ use allocwall_host::facts::Machine;
 use allocwall_host::{memory, topology};
 use allocwall_model::allocations::{Calls, Counted};
 use allocwall_model::catalogue::modules::{ModuleRole, role_of_library};
-use allocwall_model::replay::{Mix, Played, Replay, ReplayCost, Replayed};
+use allocwall_model::replay::{LEAST_CALLS, Mix, Played, Replay, ReplayCost, Replayed};
 use allocwall_model::stats::random::Random;
 use allocwall_model::stats::ranks::{self, Set};
 use allocwall_model::stats::{median, median_interval};
+use allocwall_model::trace::Trace;
 use allocwall_model::units::{Absence, Interval, Measured, Reason};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use std::ffi::{OsStr, OsString};
@@ -67,13 +69,14 @@ pub struct Variant {
 }
 
 /// Replays the counted calls with the present allocator and with each variant: for about 0.8 s each, with up to one CPU for each
-/// thread that allocates. `own`: the path of allocwall. The target should have ended.
+/// thread that allocates. `traces`: of the process with most calls, which are played in turns. `own`: the path of allocwall. The target should have ended.
 ///
 /// # Errors
 /// The calls can't be replayed ([`Mix::of`], an allocator that is part of the program), the present allocator could not be measured,
 /// or the user interrupted.
 pub fn measure(
     counted: &Counted,
+    traces: &[Trace],
     variants: &[Variant],
     own: &Path,
     interrupted: &AtomicBool,
@@ -81,9 +84,19 @@ pub fn measure(
     let cpus = topology::allowed_cpus()?.len();
     let mix = Mix::of(counted)?.on_cpus(cpus);
     let memory = (memory::headroom(&Machine::live())? / MEMORY_PART).min(MOST_MEMORY);
-    let json = serde_json::to_vec(&mix)
+    let playable = |trace: &&Trace| {
+        let plan = plan::Plan::of_trace(trace, &mix, memory);
+        plan.is_some_and(|plan| plan.calls >= LEAST_CALLS)
+    };
+    let traces: Vec<&Trace> = traces.iter().filter(playable).collect();
+    let traced = !traces.is_empty();
+    let mix = serde_json::to_vec(&mix)
         .map_err(|error| Absence::new(Reason::NotSupported, format!("the mix of calls: {error}")))?;
-    let bench = Bench { own, present: present(counted)?, json, memory, interrupted };
+    let inputs = match traced {
+        true => traces.into_iter().map(|trace| child::input(&mix, trace)).collect(),
+        false => vec![child::input(&mix, &[])],
+    };
+    let bench = Bench { own, present: present(counted)?, inputs, memory, interrupted };
     let mut found: Vec<Series> = variants.iter().map(|_| Series::default()).collect();
     let mut present = Series::default();
     let time = TIME_EACH * (variants.len() as u32 + 1);
@@ -107,6 +120,7 @@ pub fn measure(
     let variants = variants.iter().zip(found).map(|(variant, series)| series.against(&present, variant));
     Ok(Replay {
         variants: variants.collect(),
+        traced,
         calls: present.0.iter().flatten().map(|played| played.calls).next_back().unwrap_or(0),
         rounds: rounds as u32,
         present: present.cost(),
@@ -224,7 +238,8 @@ struct Bench<'a> {
     own: &'a Path,
     /// Variables of the present allocator. Those of a variant come after them.
     present: Vec<(OsString, OsString)>,
-    json: Vec<u8>,
+    /// What a child reads: those of a round have the same.
+    inputs: Vec<Vec<u8>>,
     memory: u64,
     interrupted: &'a AtomicBool,
 }
@@ -268,7 +283,7 @@ impl Bench<'_> {
             .args(["replay", "--seed", &seed.to_string(), "--memory", &self.memory.to_string()])
             .args(variant.is_none().then_some("--ready"))
             .envs(env.iter().map(|(name, value)| (name, value)))
-            .stdin(input(&self.json).map_err(failed)?)
+            .stdin(input(&self.inputs[seed as usize % self.inputs.len()]).map_err(failed)?)
             .stdout(output.try_clone().map_err(failed)?)
             .stderr(errors.try_clone().map_err(failed)?)
             // Ctrl-C must reach the parent only.
@@ -516,8 +531,8 @@ mod tests {
     fn wait(script: &str, memory: u64, interrupted: bool) -> Measured<ExitStatus> {
         let child = Running(Command::new("/bin/sh").args(["-c", script]).spawn().unwrap());
         let interrupted = AtomicBool::new(interrupted);
-        let json = Vec::new();
-        let bench = Bench { own: Path::new("/"), present: vec![], json, memory, interrupted: &interrupted };
+        let inputs = vec![Vec::new()];
+        let bench = Bench { own: Path::new("/"), present: vec![], inputs, memory, interrupted: &interrupted };
         bench.wait(child)
     }
 

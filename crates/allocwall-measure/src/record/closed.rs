@@ -6,7 +6,7 @@ use super::bills::{self, Bills};
 use super::placement::{self, Placing};
 use super::probes;
 use super::window::Window;
-use crate::allocations::Counting;
+use crate::allocations::{Counting, Watched};
 use crate::counts::Counted;
 use crate::file::{Part, Tail, Written};
 use allocwall_host::cgroup::{CgroupFs, Frozen};
@@ -64,7 +64,11 @@ impl Closed {
         meta.lost_records = collected.lost;
         writer.write(&Part::Devices(Box::new(readings.devices.finish())));
         writer.write(&Part::SmapsCost(readings.ticks.smaps_cost()));
-        writer.write(&Part::Counted(Box::new(allocations.and_then(Counting::finish))));
+        let (allocations, traces) = match allocations.and_then(Counting::finish) {
+            Ok(Watched { counted, traces }) => (Ok(counted), traces),
+            Err(why) => (Err(why), Vec::new()),
+        };
+        writer.write(&Part::Counted(Box::new(allocations)));
         writer.write(&Part::Tail(Box::new(Tail {
             meta,
             processes: collected.processes,
@@ -90,6 +94,7 @@ impl Closed {
         let launched = target.command.map(Command::hand_over);
         Ok(Recorded {
             recording: recording?,
+            traces,
             bytes,
             path: output.filter(|_| file_failure.is_none()),
             file_failure,

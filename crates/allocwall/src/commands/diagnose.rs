@@ -27,6 +27,7 @@ use allocwall_model::error::Error;
 use allocwall_model::recording::{Ended, Recording};
 use allocwall_model::replay::Replay;
 use allocwall_model::shell::quoted;
+use allocwall_model::trace::Trace;
 use allocwall_model::units::{Absence, Measured, Reason, count};
 use allocwall_report::html::Tried;
 use allocwall_report::text::{Extent, Style};
@@ -335,7 +336,7 @@ fn replay(args: &Args, recorded: &mut Recorded, printer: &Printer) {
     }
     end(recorded.launched.as_mut(), args, "window", printer);
     printer.note("replaying the counted calls with other allocators: this takes some seconds");
-    recording.replayed = replayed(args, counted, printer)
+    recording.replayed = replayed(args, counted, &recorded.traces, printer)
         .unwrap_or_else(|error| Err(Absence::new(Reason::NotSupported, format!("{error:#}"))));
     if let Err(absence) = &recording.replayed {
         printer.note(&format!("the counted calls could not be replayed: {}", absence.with_advice()));
@@ -384,7 +385,12 @@ fn priced(
 }
 
 /// With all allocators and tunables of malloc that this machine has for the command.
-fn replayed(args: &Args, counted: &Counted, printer: &Printer) -> anyhow::Result<Measured<Replay>> {
+fn replayed(
+    args: &Args,
+    counted: &Counted,
+    traces: &[Trace],
+    printer: &Printer,
+) -> anyhow::Result<Measured<Replay>> {
     let interrupted = catch_signals()?;
     let facts = TargetFacts::of(&args.command, &arms::environment())?;
     let inventory = arms::inventory(printer);
@@ -394,7 +400,7 @@ fn replayed(args: &Args, counted: &Counted, printer: &Printer) -> anyhow::Result
         predict::variant(&arm, &applied.env)
     };
     let variants: Vec<_> = arm::names().filter_map(resolved).collect();
-    Ok(calibrate::replay::measure(counted, &variants, &own_path()?, &interrupted))
+    Ok(calibrate::replay::measure(counted, traces, &variants, &own_path()?, &interrupted))
 }
 
 /// How many of the offered remedies --verify tries, of those that a trial can apply when it starts the command.

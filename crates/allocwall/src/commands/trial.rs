@@ -19,7 +19,7 @@ use allocwall_diagnose::expected;
 use allocwall_host::clock::monotonic_ns;
 use allocwall_host::launch::Talk;
 use allocwall_host::program;
-use allocwall_measure::allocations::Counting;
+use allocwall_measure::allocations::{Counting, Watched};
 use allocwall_measure::calibrate;
 use allocwall_measure::record::{self, Target};
 use allocwall_model::allocations::{Counted, not_counted};
@@ -888,7 +888,7 @@ impl Trial<'_> {
                     self.printer.warn(&format!("no predictions: {absence}"));
                 }
                 let replayed = self.replayed(kind, arms, &counted);
-                judged.recording.counted = counted;
+                judged.recording.counted = counted.map(|watched| watched.counted);
                 let change = |arm: &Arm| {
                     judged.recording.replayed = of_arm(&replayed, arm);
                     predict::of(&judged.recording, &judged.bill, arm, metrics)
@@ -903,10 +903,14 @@ impl Trial<'_> {
     }
 
     /// The calls of A′ in its first run, or those of the server in a run of their own, with the rates under load.
-    fn counted(&self, kind: &mut Kind, counts: Measured<Counts>, window: Duration) -> Measured<Counted> {
+    fn counted(&self, kind: &mut Kind, counts: Measured<Counts>, window: Duration) -> Measured<Watched> {
         let counts = counts?;
         let server = match kind {
-            Kind::Batch(_) => return counts.counting.finish().map(as_diagnosed),
+            Kind::Batch(_) => {
+                let mut watched = counts.counting.finish()?;
+                watched.counted = as_diagnosed(watched.counted);
+                return Ok(watched);
+            }
             Kind::Server(server) => server,
         };
         self.printer.progress_line("counting the calls of the baseline");
@@ -926,14 +930,14 @@ impl Trial<'_> {
         let (from_ns, to_ns) = observed.map_err(|error| {
             Absence::new(Reason::NotFound, format!("the run in which calls are counted failed: {error}"))
         })?;
-        let mut counted = counts.counting.finish()?;
-        counted.keep_rates_between(from_ns, to_ns);
-        Ok(counted)
+        let mut watched = counts.counting.finish()?;
+        watched.counted.keep_rates_between(from_ns, to_ns);
+        Ok(watched)
     }
 
     /// What the counted calls cost with each arm that is another allocator, or a tunable of malloc.
-    fn replayed(&self, kind: &Kind, arms: &[Arm], counted: &Measured<Counted>) -> Measured<Replay> {
-        let counted = counted.as_ref().map_err(Clone::clone)?;
+    fn replayed(&self, kind: &Kind, arms: &[Arm], counted: &Measured<Watched>) -> Measured<Replay> {
+        let Watched { counted, traces } = counted.as_ref().map_err(Clone::clone)?;
         let prepared = match kind {
             Kind::Batch(batch) => &batch.arms,
             Kind::Server(server) => &server.arms,
@@ -945,7 +949,7 @@ impl Trial<'_> {
             return Err(Absence::new(Reason::NotApplicable, detail));
         }
         self.printer.note("replaying the counted calls with each allocator: this takes some seconds");
-        calibrate::replay::measure(counted, &variants, self.keeper, self.interrupted)
+        calibrate::replay::measure(counted, traces, &variants, self.keeper, self.interrupted)
     }
 
     /// `over` closes the window early.
@@ -1117,6 +1121,7 @@ mod tests {
         let exact = Interval::exact(1.0);
         let one = |remedy: &str| Replayed { remedy: remedy.into(), cost: exact, saved: exact, failed: None };
         let replay = Ok(Replay {
+            traced: false,
             present: ReplayCost { cost: exact, ready: exact, faults: exact },
             variants: ["mimalloc@system", "mimalloc@bundled", "jemalloc"].map(one).into(),
             calls: 1,

@@ -47,9 +47,17 @@ pub struct Plan {
     pub lanes: Vec<Lane>,
     /// New blocks and reallocs of one pass.
     pub calls: u64,
+    /// The heap grows: it is played once.
+    pub once: bool,
 }
 
 impl Plan {
+    pub fn new(lanes: Vec<Lane>, once: bool) -> Plan {
+        let is_call = |op: &&Op| matches!(op.act, Act::New | Act::Zeroed | Act::Resize);
+        let calls = lanes.iter().flat_map(|lane| &lane.ops).filter(is_call).count() as u64;
+        Plan { lanes, calls, once }
+    }
+
     /// For a mix that can be played ([`Mix::check`]). The same seed makes the same plan. `memory`: bytes that blocks may take at the
     /// same time.
     pub fn of(mix: &Mix, seed: u64, memory: u64) -> Plan {
@@ -224,16 +232,15 @@ impl Draws {
             let of_thread = lane.blocks_per_thread.map(|of_one| Span::of_thread(of_one, count));
             let count = of_thread.map_or(count, |span| span.whole(count));
             let drafts = self.drafts(mix, count, of_thread, &mut random);
-            let (mut planned, in_use) = placed(&drafts, collects && lane.allocates > 0.0, of_thread);
+            let ends = of_thread.into_iter().flat_map(Span::ends);
+            let (mut planned, in_use) = placed(&drafts, collects && lane.allocates > 0.0, ends);
             planned.held = held(mix, lane.allocates, self.most, &mut random);
             planned.partner = partner;
             planned.main = lane.main && mix.lanes.iter().position(|one| one.main) == Some(number);
             bytes += in_use + planned.held.iter().map(|size| u64::from(*size)).sum::<u64>();
             lanes.push(planned);
         }
-        let is_call = |op: &&Op| matches!(op.act, Act::New | Act::Zeroed | Act::Resize);
-        let calls = lanes.iter().flat_map(|lane| &lane.ops).filter(is_call).count() as u64;
-        (Plan { lanes, calls }, bytes)
+        (Plan::new(lanes, mix.grows), bytes)
     }
 
     /// The operations of one lane with this number of new blocks, in the order of time. `of_thread`: a thread makes so many of them, and
@@ -329,6 +336,11 @@ impl Span {
         if spans > 0.0 { (spans * self.blocks) as usize } else { count }
     }
 
+    /// Where one thread ends and the next one begins.
+    fn ends(self) -> impl Iterator<Item = f64> {
+        (1..).map(move |nth| f64::from(nth) * self.blocks)
+    }
+
     /// The greatest age of a block that begins at this time.
     fn rest(self, born: f64) -> f64 {
         ((born / self.blocks).floor() + 1.0) * self.blocks - born - 0.1
@@ -360,18 +372,18 @@ impl Limits {
 
 /// One operation before its block has a slot.
 #[derive(Clone, Copy, Debug)]
-struct Draft {
-    at: f64,
+pub struct Draft {
+    pub at: f64,
     /// Of two at the same time, the smaller one is first.
-    order: u32,
-    block: u32,
-    act: Act,
-    size: u32,
-    old: u32,
+    pub order: u32,
+    pub block: u32,
+    pub act: Act,
+    pub size: u32,
+    pub old: u32,
 }
 
 impl Draft {
-    fn earlier(&self, other: &Draft) -> Ordering {
+    pub fn earlier(&self, other: &Draft) -> Ordering {
         self.at.total_cmp(&other.at).then(self.order.cmp(&other.order))
     }
 }
@@ -462,20 +474,18 @@ impl Slots {
     }
 }
 
-/// The list of a lane, and the bytes of all its blocks when they are most.
-fn placed(drafts: &[Draft], collects: bool, of_thread: Option<Span>) -> (Lane, u64) {
+/// The list of a lane, and the bytes of all its blocks when they are most. `ends`: when one thread takes the place of another.
+pub fn placed(drafts: &[Draft], collects: bool, mut ends: impl Iterator<Item = f64>) -> (Lane, u64) {
     let mut slots = Slots::of(drafts);
     let mut now: u64 = slots.size.iter().map(|size| u64::from(*size)).sum();
     let mut most = now;
     let mut ops = Vec::with_capacity(drafts.len() + if collects { drafts.len() / COLLECTED + 1 } else { 0 });
     // Where threads end.
-    let (mut threads, mut begun, mut end) = (Vec::new(), 0, of_thread.map(|span| span.blocks));
+    let (mut threads, mut begun, mut end) = (Vec::new(), 0, ends.next());
     for (nth, draft) in drafts.iter().enumerate() {
-        while let (Some(span), Some(over)) = (of_thread, end)
-            && draft.at >= over
-        {
+        while end.is_some_and(|over| draft.at >= over) {
             threads.push(ops.len() - begun);
-            (begun, end) = (ops.len(), Some(over + span.blocks));
+            (begun, end) = (ops.len(), ends.next());
         }
         now = now + u64::from(draft.size) - u64::from(slots.size[draft.block as usize]);
         most = most.max(now);
@@ -503,7 +513,7 @@ fn places(largest: &[u32], most: u64) -> Vec<usize> {
 }
 
 /// Blocks that stay in use.
-fn held(mix: &Mix, part: f64, most: u32, random: &mut Random) -> Vec<u32> {
+pub fn held(mix: &Mix, part: f64, most: u32, random: &mut Random) -> Vec<u32> {
     let capped = |size: u64| size.min(most.into()) as f64;
     let blocks: f64 = mix.kept.iter().map(|(_, count)| count).sum();
     let bytes: f64 = mix.kept.iter().map(|(size, count)| capped(*size) * count).sum();

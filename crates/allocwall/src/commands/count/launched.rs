@@ -108,7 +108,7 @@ fn count(args: &Args, library: &Path, printer: &Printer) -> anyhow::Result<Run> 
     // Ends the command and removes the folder, even if allocwall is killed.
     let guard = guard(Some(folder.path()), &own)?;
     let every = if args.exact { Some(0) } else { args.every };
-    let mut env = allocations::environment(folder.path(), every);
+    let mut env = allocations::environment(folder.path(), every, false);
     let preloaded = allocations::preloads(library, std::env::var_os("LD_PRELOAD").as_deref());
     env.extend([guard.mark(), ("LD_PRELOAD".into(), preloaded)]);
     if launch::stdin_withheld() {
@@ -154,7 +154,7 @@ fn count(args: &Args, library: &Path, printer: &Printer) -> anyhow::Result<Run> 
     };
     printer.redraw("", lines);
     // Before the command is ended: what it frees then is not part of its work.
-    let mut counted = watch.finish();
+    let mut counted = watch.finish().counted;
     counted.missing.extend(seen.without_counts(&counted));
     let before = children_cpu_s(&proc);
     launched.end();
