@@ -799,9 +799,10 @@ LOADS = "its own loads become faster by more than the predicted part: probably s
 GROWS = "its heap grows in other steps, which the replay does not show"
 NOISY = "by tenths of a point: one diagnosis measured a small line, and the trial had short runs"
 PREDICTED_AGAIN = [
-    "The last change of the model was about the program's own loads. Their range was chosen from all programs that are older, those kept",
-    "apart too: for it, the new ones alone judge. All older programs were predicted again, each from a new diagnosis, except `answered`,",
-    "`qpdf` and `pdftotext`, whose predictions are those of the model before.",
+    "The last change of the model before these figures was about the program's own loads. Their range was chosen from all programs that",
+    "are older, those kept apart too: for it, the new ones alone judge. All older programs were predicted again, each from a new diagnosis,",
+    "except `answered`, `qpdf` and `pdftotext`, whose predictions are those of the model before. All predictions here rest on replays of a",
+    "mix. Traces, which are replayed now, were judged on another machine: see [predictions.md](predictions.md).",
 ]
 NOTES = {
     **{f"perl {arm}": HEAP for arm in (*SWAPS, "glibc-hugetlb")},

@@ -340,7 +340,8 @@ typedef uintptr_t (*function)(uintptr_t a, uintptr_t b, uintptr_t c);
 
 typedef uintptr_t (*one_argument)(uintptr_t a);
 
-static function next[FUNCTIONS];
+/* The next definitions. While a trace runs, `next` has functions that note a call and pass it on. */
+static function next[FUNCTIONS], beyond[FUNCTIONS];
 
 /* What the hooks of the C++ operators do. */
 static enum {
@@ -365,6 +366,8 @@ static function passed[FUNCTIONS];
 static int in_glibc;
 /* malloc_usable_size() belongs to the next malloc. Another one would read where no block of its own is. */
 static int knows_sizes;
+/* The next malloc's library has a reallocarray, and isn't the C library. */
+static int own_reallocarray;
 /* The next malloc's library calls such functions through the hooks. Those calls must not count. */
 static int nests;
 /* COUNT_BYPASSED, COUNT_LIBC, COUNT_OPERATORS, COUNT_NO_SIZES. */
@@ -569,12 +572,14 @@ static OUTLINED void look_up(void) {
     uintptr_t base = search.base[MALLOC];
     int have = !search.found[NEW] ? ABSENT : search.base[NEW] == base ? COUNTED : PASSED;
     for (int one = 0; one < FUNCTIONS; one++) {
+        beyond[one] = search.found[one];
         if (one != MALLOC)
             next[one] = search.found[one];
         /* An allocator may have only some of the operators. The others, of the C++ library, call those, or malloc. */
         if (one >= NEW && (have == PASSED || (have == COUNTED && search.base[one] != base)))
             passed[one] = search.found[one];
     }
+    own_reallocarray = search.base[REALLOCARRAY] == base && !in_glibc;
     knows_sizes = search.found[USABLE_SIZE] && search.base[USABLE_SIZE] == base;
     found_flags = search.flags | (have == COUNTED ? COUNT_OPERATORS : 0) | (knows_sizes ? 0 : COUNT_NO_SIZES);
     store(&operators, have);
@@ -878,7 +883,7 @@ static int make_file(void) {
     uint32_t number, pid = (uint32_t)system_call(SYS_getpid, 0, 0, 0, 0, 0, 0);
     /* To exceed RLIMIT_FSIZE raises a signal. */
     uint64_t most = limit(RLIMIT_FSIZE);
-    size_t bytes = wants_traces && !nests ? COUNT_TRACED_FILE_BYTES : COUNT_FILE_BYTES;
+    size_t bytes = wants_traces && !nests && most >= COUNT_TRACED_FILE_BYTES ? COUNT_TRACED_FILE_BYTES : COUNT_FILE_BYTES;
     int large = most >= bytes && limit(RLIMIT_AS) >= ROOMY;
     if (most < COUNT_SMALL_FILE_BYTES || !may_make_file())
         return 0;
@@ -1315,16 +1320,15 @@ static void follow(size_t at, const struct count_followed *from) {
 /* ---- traces ------------------------------------------------------------------------------------------------------ */
 
 /*
- * While a trace runs, `next` has functions that note a call and pass it on. So the usual path has nothing to ask. Those
- * functions may be called at any other time too: by a thread that has just read `next`, and in the child of a fork,
- * which begins without a trace, but with the parent's `next`.
+ * The usual path has nothing to ask: it calls what is in `next`. So functions that note may be called when no trace runs:
+ * by a thread that has just read `next`, and in the child of a fork, which begins without a trace, but with the
+ * parent's `next`.
  */
-static function traced[FUNCTIONS];
 static const function tracers[FUNCTIONS];
 
 static uint16_t tracing_thread(void) {
     /* A thread without a slot of its own in this process is as slot 0. */
-    if (self.own != page.generation)
+    if (!page.generation || self.own != page.generation)
         return 0;
     uint64_t before = self.slot->threads - 1;
     return (uint16_t)((size_t)(self.slot - slots) | (before << 10 & COUNT_CALL_THREADS) |
@@ -1336,8 +1340,8 @@ static OUTLINED void end_trace(uint32_t tracing) {
     if (!swap(&page.tracing, &tracing, CHANGES))
         return;
     for (unsigned what = 0; what < FUNCTIONS; what++)
-        if (tracers[what] && next[what] == tracers[what])
-            store(&next[what], traced[what]);
+        if (tracers[what])
+            store(&next[what], beyond[what]);
     store(&page.tracing, UNTRACED);
 }
 
@@ -1354,6 +1358,9 @@ static void note(unsigned kind, uintptr_t block, size_t size) {
         end_trace(tracing);
         return;
     }
+    /* A signal handler forked meanwhile, and this is the child: the entry is its parent's. */
+    if (unlikely(load(&page.tracing) != tracing))
+        return;
     struct count_call *entry = (struct count_call *)((char *)header + COUNT_FILE_BYTES + place * COUNT_TRACE_BYTES) + at;
     entry->address = block;
     entry->size = size < UINT32_MAX ? (uint32_t)size : UINT32_MAX;
@@ -1368,7 +1375,7 @@ static size_t known_size(uintptr_t block) {
 
 static inline __attribute__((always_inline)) uintptr_t note_new(unsigned what, uintptr_t size, uintptr_t a,
                                                                 uintptr_t b, uintptr_t c) {
-    uintptr_t result = traced[what](a, b, c);
+    uintptr_t result = beyond[what](a, b, c);
     uintptr_t block = what == POSIX_MEMALIGN ? ((int)result == 0 ? *(uintptr_t *)a : 0) : result;
     if (block)
         note(what == CALLOC ? COUNT_CALL_ZEROED : COUNT_CALL_NEW, block, size);
@@ -1378,7 +1385,7 @@ static inline __attribute__((always_inline)) uintptr_t note_new(unsigned what, u
 static inline __attribute__((always_inline)) uintptr_t note_free(unsigned what, uintptr_t a, uintptr_t b, uintptr_t c) {
     if (a)
         note(COUNT_CALL_FREE, a, known_size(a));
-    return traced[what](a, b, c);
+    return beyond[what](a, b, c);
 }
 
 static inline __attribute__((always_inline)) uintptr_t note_resize(unsigned what, uintptr_t size, uintptr_t a,
@@ -1387,7 +1394,7 @@ static inline __attribute__((always_inline)) uintptr_t note_resize(unsigned what
         return note_new(what, size, a, b, c);
     size_t usable = known_size(a);
     note(COUNT_CALL_RESIZED, a, usable);
-    uintptr_t result = traced[what](a, b, c);
+    uintptr_t result = beyond[what](a, b, c);
     /* If it failed, the block is as before. */
     if (result || size)
         note(COUNT_CALL_RESIZED_TO, result ? result : a, result ? size : usable);
@@ -1402,6 +1409,7 @@ static inline __attribute__((always_inline)) uintptr_t note_resize(unsigned what
 NOTES(MALLOC, note_new, a)
 NOTES(CALLOC, note_new, a *b)
 NOTES(REALLOC, note_resize, b)
+NOTES(REALLOCARRAY, note_resize, b *c)
 NOTES(MEMALIGN, note_new, b)
 NOTES(ALIGNED_ALLOC, note_new, b)
 NOTES(POSIX_MEMALIGN, note_new, c)
@@ -1432,12 +1440,12 @@ NOTES(DELETE_ARRAY_ALIGNED_NOTHROW, note_free)
 NOTES(DELETE_SIZED_ALIGNED, note_free)
 NOTES(DELETE_ARRAY_SIZED_ALIGNED, note_free)
 
-/* Not reallocarray: glibc's calls realloc, which notes. */
 #define TRACER(what) [what] = trace_##what
 static const function tracers[FUNCTIONS] = {
     TRACER(MALLOC),
     TRACER(CALLOC),
     TRACER(REALLOC),
+    TRACER(REALLOCARRAY),
     TRACER(MEMALIGN),
     TRACER(ALIGNED_ALLOC),
     TRACER(POSIX_MEMALIGN),
@@ -1469,13 +1477,18 @@ static const function tracers[FUNCTIONS] = {
     TRACER(DELETE_ARRAY_SIZED_ALIGNED),
 };
 
-/* Operators that are passed on call malloc, which notes: only the allocator's own note themselves. */
+/* Operators that are passed on call malloc, and reallocarray of the C library calls realloc, which note: only the
+ * allocator's own note themselves. */
 static int notes(unsigned what) {
-    return tracers[what] && next[what] && (what < NEW || operators == COUNTED) && !passed[what];
+    if (what == REALLOCARRAY && !own_reallocarray)
+        return 0;
+    return tracers[what] && beyond[what] && (what < NEW || operators == COUNTED) && !passed[what];
 }
 
 static int has_pages(uint32_t place) {
     char *from = (char *)header + COUNT_FILE_BYTES + place * COUNT_TRACE_BYTES;
+    if (!page.trace_touched[place] && !may_make_file())
+        return 0;
     for (size_t at = PAGE; at <= COUNT_TRACE_BYTES && !page.trace_touched[place]; at += PAGE)
         if (!touch((uint64_t *)(from + at) - 1))
             return 0;
@@ -1491,17 +1504,16 @@ static OUTLINED void begin_trace(uint64_t position) {
     uint64_t all = ~(uint64_t)0, before = 0;
     system_call(SYS_rt_sigprocmask, SIG_SETMASK, (long)&all, (long)&before, 8, 0, 0);
     uint32_t number = ++page.traces, place = number % COUNT_TRACES;
-    int has_room = has_pages(place);
+    /* Not in the child of a handler that forked just before, which has no file yet. */
+    int has_room = load(&page.state) == READY && has_pages(place);
     __atomic_store_n(&page.trace_due, has_room ? 2 * position : UINT64_MAX, __ATOMIC_RELAXED);
     if (has_room) {
-        store(&header->traced[place], 0);
         store(&header->trace_number[place], number);
+        store(&header->traced[place], 0);
         tracing = RUNS + place;
         for (unsigned what = 0; what < FUNCTIONS; what++)
-            if (notes(what)) {
-                traced[what] = next[what] == tracers[what] ? traced[what] : next[what];
+            if (notes(what))
                 store(&next[what], tracers[what]);
-            }
     }
     store(&page.tracing, tracing);
     system_call(SYS_rt_sigprocmask, SIG_SETMASK, (long)&before, 0, 8, 0, 0);
@@ -1509,8 +1521,12 @@ static OUTLINED void begin_trace(uint64_t position) {
 
 static inline void trace_if_due(void) {
     uint64_t position = peek(&header->events_next), due = peek(&page.trace_due);
-    if (unlikely(position >= (due ? due : COUNT_FIRST + COUNT_TRACED_FROM)))
-        begin_trace(position);
+    if (likely(position < (due ? due : COUNT_FIRST + COUNT_TRACED_FROM)))
+        return;
+    uint32_t tracing = load(&page.tracing);
+    if (tracing >= RUNS)
+        end_trace(tracing);
+    begin_trace(position);
 }
 
 /* ---- samples ----------------------------------------------------------------------------------------------------- */
@@ -1552,6 +1568,11 @@ static void adapt(struct count_slot *slot, uint64_t now) {
     draw(slot);
 }
 
+/* Whether the latency of a sampled call may contain the noting of a trace. */
+static uint8_t noted(void) {
+    return load(&page.tracing) == UNTRACED ? 0 : COUNT_NOTED;
+}
+
 static OUTLINED void record(struct count_slot *slot, const void *block, size_t size, unsigned flags, uint64_t before,
                             uint64_t after) {
     if (!sampling) {
@@ -1575,7 +1596,7 @@ static OUTLINED void record(struct count_slot *slot, const void *block, size_t s
     size_t at = block && event.rank >= peek(&header->follow) ? reserve(block) : NO_ENTRY;
     if (at != NO_ENTRY)
         flags |= COUNT_FOLLOWED;
-    event.flags = (uint8_t)(block ? flags : flags | COUNT_FAILED);
+    event.flags = (uint8_t)(block ? flags : flags | COUNT_FAILED) | noted();
     write_event(&event);
     adapt(slot, before);
     slot->samples++;
@@ -1613,7 +1634,7 @@ static OUTLINED void record_end(const struct count_followed *followed, unsigned 
         .kind = COUNT_FREED,
         .shift = followed->shift,
         .rank = followed->rank,
-        .flags = (uint8_t)flags,
+        .flags = (uint8_t)flags | noted(),
     };
     write_event(&event);
 }

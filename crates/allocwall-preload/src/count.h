@@ -233,6 +233,7 @@ _Static_assert(offsetof(struct count_slot, random) == 1656, "the shim's own part
 #define COUNT_OPERATOR 8 /* a C++ operator */
 #define COUNT_FOLLOWED 16 /* its free will be an event too */
 #define COUNT_FAILED 32 /* the result was null */
+#define COUNT_NOTED 128 /* a trace ran: the latency is not that of the call alone */
 #define COUNT_MOVED 64  /* with COUNT_BY_REALLOC, of an allocation: to another address */
 
 /*
@@ -326,10 +327,11 @@ _Static_assert(sizeof(struct count_followed) == 64, "one cache line");
 /* ---- traces ------------------------------------------------------------------------------------------------------ */
 
 /*
- * All calls of some time, in their order: the program makes the same calls again with another allocator. A trace begins
- * when the process has had COUNT_TRACED_FROM sampled events, and again each time their number has doubled; it ends after
- * COUNT_TRACED calls. The traces take turns in the two places, so that at the end of the process the last one began in
- * the second half of its samples. Only where the tool asks for traces (ALLOCWALL_COUNT_TRACES).
+ * All calls of some time, in their order: a replay makes the same calls with another allocator. A trace begins when the
+ * process has had COUNT_TRACED_FROM sampled events, and again each time `events_next` has doubled; it ends after
+ * COUNT_TRACED calls, or when the next one begins. The traces take turns in the two places, so that at the end of the
+ * process the last one began in the second half of its samples. Only where the tool asks for traces
+ * (ALLOCWALL_COUNT_TRACES).
  *
  * A free has its place before the call, all others after it: so the calls with one address are in their true order, also
  * those of several threads. A function that changed over to the trace later than others misses some of its first calls.

@@ -45,7 +45,7 @@ impl Counting {
     /// # Errors
     /// No file system in memory has room for the counts.
     pub fn start(library: &Path, every: Option<u64>, readers: Readers) -> Measured<Counting> {
-        let folder = Folder::new().map_err(|error| {
+        let folder = Folder::new(true).map_err(|error| {
             Absence::new(Reason::Exhausted, format!("there is no folder for the counted calls: {error}"))
         })?;
         let (stop, stopped) = channel();

@@ -138,13 +138,16 @@ const MOST_FOLLOWED: u64 = 4096;
 const TRACES: u64 = 2;
 /// The slots of a small file, which has no samples.
 const FEW_SLOTS: u64 = 32;
-/// The size of a large file, with traces.
-pub const LARGE_FILE: u64 = header::BYTES as u64
-    + MOST_SLOTS * slot::BYTES as u64
-    + MOST_EVENTS * event::BYTES as u64
-    + MOST_STACKS * stack::BYTES as u64
-    + MOST_FOLLOWED * followed::BYTES as u64
-    + TRACES * (MOST_TRACED * CALL_BYTES) as u64;
+/// The size of a large file; with traces, if they are asked for.
+pub const fn large_file(traces: bool) -> u64 {
+    let traces = if traces { TRACES * (MOST_TRACED * CALL_BYTES) as u64 } else { 0 };
+    header::BYTES as u64
+        + MOST_SLOTS * slot::BYTES as u64
+        + MOST_EVENTS * event::BYTES as u64
+        + MOST_STACKS * stack::BYTES as u64
+        + MOST_FOLLOWED * followed::BYTES as u64
+        + traces
+}
 /// The FIFO of the folder that has a byte for each large file which may still be made.
 pub const ROOM: &str = "room";
 const SLOT_LEFT: u32 = 2;
@@ -157,6 +160,7 @@ const FREED: u8 = 2;
 const BY_REALLOC: u8 = 1;
 const ZEROED: u8 = 2;
 const FOLLOWED: u8 = 16;
+const NOTED: u8 = 128;
 
 /// The most bytes that one read takes.
 const CHUNK: usize = 256 << 10;
@@ -252,6 +256,8 @@ pub struct Event {
     pub born: u64,
     /// None: too long for its field.
     pub latency: Option<u32>,
+    /// A trace ran, so the latency is not that of the call alone.
+    pub noted: bool,
     pub tid: u32,
     /// The thread that allocated.
     pub origin: u32,
@@ -444,6 +450,7 @@ fn parse_event(fields: &Fields<'_>, every: u64) -> Option<Event> {
         stack: stack_of(fields.u64(event::STACK)),
         born: fields.u64(event::BORN),
         latency: Some(fields.u32(event::LATENCY)).filter(|ticks| *ticks < u32::MAX),
+        noted: flags & NOTED != 0,
         tid: fields.u32(event::TID),
         origin: fields.u32(event::ORIGIN),
     })
@@ -511,7 +518,7 @@ pub fn blocks(file: &File, header: &Header, mut take: impl FnMut(Block)) {
     });
 }
 
-/// The traces, the newest first, each up to its first call that was not written.
+/// The traces, the newest first, without calls that were not written.
 pub fn traces(file: &File, header: &Header) -> Vec<Vec<TracedCall>> {
     let mut bytes = [0; header::OBJECT];
     if header.trace.entries == 0 || read(file, 0, &mut bytes).is_err() {
@@ -527,9 +534,9 @@ pub fn traces(file: &File, header: &Header) -> Vec<Vec<TracedCall>> {
         let part = Part { at: header.trace.at + place * entries * CALL_BYTES as u64, entries };
         let tag = (number % 255 + 1) as u8;
         let mut calls = Vec::new();
-        each(file, part, 0..field(header::TRACED, place).min(entries), CALL_BYTES, |at, fields| {
+        each(file, part, 0..field(header::TRACED, place).min(entries), CALL_BYTES, |_, fields| {
             let call = TracedCall::of(&fields.bytes(0)).filter(|(_, own)| *own == tag);
-            calls.extend(call.filter(|_| calls.len() as u64 == at).map(|(call, _)| call));
+            calls.extend(call.map(|(call, _)| call));
         });
         calls
     };
@@ -758,8 +765,10 @@ pub(super) mod testing {
                 EventKind::Freed => FREED,
             };
             let bit = |set: bool, bit: u8| if set { bit } else { 0 };
-            let flags =
-                bit(made.by_realloc, BY_REALLOC) | bit(made.zeroed, ZEROED) | bit(made.followed, FOLLOWED);
+            let flags = bit(made.by_realloc, BY_REALLOC)
+                | bit(made.zeroed, ZEROED)
+                | bit(made.followed, FOLLOWED)
+                | bit(made.noted, NOTED);
             let shift = (made.distance / self.header.every.max(1)).max(1).ilog2() as u8;
             self.put(at + event::KIND, &[kind, shift, made.rank as u8, flags]);
             self.put(header::EVENTS_NEXT, &(next + 1).to_ne_bytes());
@@ -820,7 +829,7 @@ mod tests {
     use super::*;
     use allocwall_model::allocations::class_sizes;
     use allocwall_model::stats::random::Random;
-    use allocwall_model::trace::{TracedKind, TracedThread};
+    use allocwall_model::trace::{SLOTS, TracedKind, TracedThread};
     use std::collections::HashMap;
 
     const HEADER_FILE: &str = include_str!("../../../allocwall-preload/src/count.h");
@@ -1061,6 +1070,9 @@ mod tests {
             ("COUNT_BY_REALLOC", BY_REALLOC.into()),
             ("COUNT_ZEROED", ZEROED.into()),
             ("COUNT_FOLLOWED", FOLLOWED.into()),
+            ("COUNT_NOTED", NOTED.into()),
+            ("COUNT_CALL_SLOT", SLOTS as u64 - 1),
+            ("COUNT_CALL_MAIN", 0x8000),
             ("COUNT_TRACES", TRACES),
             ("COUNT_TRACED", MOST_TRACED as u64),
             ("COUNT_CALL_NEW", TracedKind::New as u64 + 1),
@@ -1098,6 +1110,7 @@ mod tests {
             stack,
             born: 0,
             latency: Some(90),
+            noted: false,
             tid: 7,
             origin: 7,
         }
@@ -1140,7 +1153,7 @@ mod tests {
     }
 
     #[test]
-    fn traces_are_read_the_newest_first_up_to_what_was_not_written() {
+    fn traces_are_read_the_newest_first_without_what_was_not_written() {
         let call = |address| TracedCall { kind: TracedKind::New, address, size: 64, thread: TracedThread(1) };
         let calls: Vec<TracedCall> = (1..=TRACED).map(call).collect();
         let mut made = Made::new(1 << 20);
@@ -1154,6 +1167,10 @@ mod tests {
         made.trace(8, &calls[..2]);
         made.put(header::TRACED, &u64::MAX.to_ne_bytes());
         assert_eq!(read(&made), [&calls[..2], &calls[..3]]);
+        // A thread was interrupted before it wrote the first one.
+        let first = made.header.trace.at as usize;
+        made.put(first, &[0; CALL_BYTES]);
+        assert_eq!(read(&made), [&calls[1..2], &calls[..3]]);
     }
 
     #[test]

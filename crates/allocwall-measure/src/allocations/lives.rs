@@ -211,6 +211,7 @@ mod tests {
             stack: Err(NoStack::Unknown),
             born,
             latency: None,
+            noted: false,
             tid: 7,
             origin: 7,
         }

@@ -321,6 +321,9 @@ impl Process {
 
     fn take_latency(&mut self, kind: CallKind, event: &Event, chance: f64) {
         let Ok(ns_per_tick) = self.ns_per_tick else { return };
+        if event.noted {
+            return;
+        }
         let ticks = u64::from(event.latency.unwrap_or(u32::MAX)).saturating_sub(self.header.clock_cost);
         let times = self.latency.entry((kind, event.size >= LARGE)).or_default();
         times.add((ticks as f64 * ns_per_tick) as u64, 1.0, chance);
@@ -736,6 +739,7 @@ mod tests {
             stack: Err(NoStack::Unknown),
             born: 0,
             latency: Some(120),
+            noted: false,
             tid: 7,
             origin: 7,
         }

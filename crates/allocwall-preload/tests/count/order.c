@@ -6,15 +6,23 @@
 #include <sys/wait.h>
 
 #define BLOCKS 400000
+/* After so many a trace runs: the third one begins with about the 20,000th block, and has some 60,000. */
+#define BEFORE 30000
 #define RING 1000
 #define SIZE(i) (16 + (i) * 7919 % 3000)
 
-static void work(void) {
-    static void *ring[RING];
-    for (size_t i = 0; i < BLOCKS; i++) {
+static void *ring[RING];
+
+static void work(size_t from, size_t to) {
+    for (size_t i = from; i < to; i++) {
         void **place = &ring[i % RING];
         free(*place);
-        *place = i % 10 == 9 ? calloc(1, SIZE(i)) : malloc(SIZE(i));
+        if (i % 10 == 9)
+            *place = calloc(1, SIZE(i));
+        else if (i % 10 == 8)
+            CHECK(posix_memalign(place, 64, SIZE(i)) == 0);
+        else
+            *place = malloc(SIZE(i));
         if (i % 7 == 3)
             *place = realloc(*place, SIZE(i) + 500);
         CHECK(*place);
@@ -25,11 +33,11 @@ int main(int argc, char **argv) {
     works = argc == 2 && strcmp(argv[1], "work") == 0;
     if (!works)
         return 0;
-    work();
-    /* The child begins without a trace, whatever its parent had. */
+    work(0, BEFORE);
+    /* The child begins without a trace. */
     pid_t child = fork();
     int status = 0;
-    work();
+    work(BEFORE, BLOCKS);
     CHECK(child == 0 || (waitpid(child, &status, 0) == child && status == 0));
     return 0;
 }

@@ -383,7 +383,7 @@ pub struct Draft {
 }
 
 impl Draft {
-    pub fn earlier(&self, other: &Draft) -> Ordering {
+    fn earlier(&self, other: &Draft) -> Ordering {
         self.at.total_cmp(&other.at).then(self.order.cmp(&other.order))
     }
 }

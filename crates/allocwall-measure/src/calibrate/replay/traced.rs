@@ -21,21 +21,35 @@ const MOST_THREADS: usize = 250;
 
 impl Plan {
     /// The calls of a trace, by up to as many threads as the mix has. `memory`: bytes that blocks may take at the same time. None: they
-    /// need more, or there are none.
+    /// need more, there are none, or the allocator does not say how large its blocks are.
     pub fn of_trace(calls: &[TracedCall], mix: &Mix, memory: u64) -> Option<Plan> {
         let largest = (memory / 8).min(u64::from(u32::MAX - 1)) as u32;
         let mut reader = Reader::new(calls, mix.lanes.len());
+        let calls = last_that_fit(calls);
         for (at, call) in calls.iter().enumerate() {
-            if call.size > largest {
+            let ends = matches!(call.kind, TracedKind::Free | TracedKind::Resized);
+            if ends && call.size == 0 || !ends && call.size > largest {
                 return None;
             }
-            if reader.bytes > MOST_BYTES || reader.threads_of_a_lane() > MOST_THREADS {
+            if reader.threads_of_a_lane() > MOST_THREADS {
                 break;
             }
             reader.take(at as u32, call);
         }
         reader.plan(mix, largest).filter(|(_, bytes)| *bytes <= memory).map(|(plan, _)| plan)
     }
+}
+
+/// The last calls that write or copy no more than is allowed.
+fn last_that_fit(calls: &[TracedCall]) -> &[TracedCall] {
+    let mut bytes = 0_u64;
+    let fits = |call: &&TracedCall| {
+        if !matches!(call.kind, TracedKind::Free | TracedKind::Resized) {
+            bytes += u64::from(call.size);
+        }
+        bytes <= MOST_BYTES
+    };
+    &calls[calls.len() - calls.iter().rev().take_while(fits).count()..]
 }
 
 /// One block of the trace.
@@ -192,8 +206,7 @@ impl Reader {
     fn end(&mut self, at: u32, block: u32, by: u32) {
         let one = &mut self.blocks[block as usize];
         one.live = false;
-        let act = if one.lane == by { Act::Free } else { Act::Give };
-        self.steps.push(Step { at, block, act, size: 0, old: one.size, by });
+        self.steps.push(Step { at, block, act: Act::Free, size: 0, old: one.size, by });
     }
 
     /// For each block from before the trace: the one that stands for it in the pass before. They have one size class.
@@ -203,9 +216,10 @@ impl Reader {
             left[class_of(block.size.into())].push_back(number as u32);
         }
         let mut counterpart = |block: &Block| {
-            // Usable sizes are a few bytes above what was requested.
-            let class = class_of(block.before.filter(|_| !block.live)?.into());
-            [class, class.saturating_sub(1)].into_iter().find_map(|class| left[class].pop_front())
+            // Usable sizes are above what was requested: with glibc by a few bytes, with others by a quarter at most.
+            let usable = u64::from(block.before.filter(|_| !block.live)?);
+            let classes = class_of(usable - usable / 4)..=class_of(usable);
+            classes.rev().find_map(|class| left[class].pop_front())
         };
         self.blocks.iter().map(&mut counterpart).collect()
     }
@@ -235,14 +249,9 @@ impl Reader {
                     }
                     _ => continue,
                 };
-                let act = match step.act {
-                    Act::Free | Act::Give if step.by == lane => Act::Free,
-                    Act::Free | Act::Give => {
-                        gives[lane as usize][step.by as usize] += 1;
-                        Act::Give
-                    }
-                    act => act,
-                };
+                let is_given = step.act == Act::Free && step.by != lane;
+                gives[lane as usize][step.by as usize] += usize::from(is_given);
+                let act = if is_given { Act::Give } else { step.act };
                 let at = f64::from(copy) * half + f64::from(step.at);
                 let Step { size, old, .. } = *step;
                 drafts[lane as usize].push(Draft { at, order: order as u32, block, act, size, old });
@@ -474,6 +483,30 @@ mod tests {
         assert_eq!(of(1000).lanes[0].threads, Vec::<usize>::new());
     }
 
+    /// Of large blocks only the last ones are played.
+    #[test]
+    fn a_pass_has_no_more_bytes_than_allowed() {
+        let pair = |nth: u64| [call(New, nth, 1 << 20, MAIN), call(Free, nth, 1 << 20, MAIN)];
+        let trace: Vec<TracedCall> = (1..=100).flat_map(pair).collect();
+        assert_eq!(Plan::of_trace(&trace, &mix(1), GIB).unwrap().calls, 2 * 64);
+        let grown: Vec<TracedCall> = (1..=100)
+            .flat_map(|nth| [call(Resized, 8, nth << 20, MAIN), call(ResizedTo, 8, (nth + 1) << 20, MAIN)])
+            .collect();
+        assert_eq!(last_that_fit(&grown).len(), 0);
+        assert_eq!(last_that_fit(&grown[..20]).len(), 20 - 2);
+    }
+
+    /// An allocator with few sizes: its blocks are up to a quarter larger than requested.
+    #[test]
+    fn counterparts_are_found_by_usable_sizes_of_any_allocator() {
+        let mut trace = ring(100, 1000);
+        for call in trace.iter_mut().filter(|call| call.kind == Free) {
+            call.size += call.size / 5;
+        }
+        let plan = Plan::of_trace(&trace, &mix(1), GIB).unwrap();
+        assert!(!plan.once && played(&plan.lanes[0]) > 50);
+    }
+
     #[test]
     fn a_free_that_was_missed_is_made_up_for() {
         let trace: Vec<TracedCall> = (0..10).map(|_| call(New, 4096, 64, MAIN)).collect();
@@ -486,6 +519,10 @@ mod tests {
         assert!(Plan::of_trace(&[], &mix(1), GIB).is_none());
         assert!(Plan::of_trace(&[call(Free, 1, 64, MAIN)], &mix(1), GIB).is_none());
         assert!(Plan::of_trace(&[call(New, 1, u32::MAX, MAIN)], &mix(1), GIB).is_none());
+        // What was there before may have any size, if it is known.
+        let after = |size: u32| [&[call(Free, 1, size, MAIN)], &ring(100, 1000)[..]].concat();
+        assert!(Plan::of_trace(&after(u32::MAX), &mix(1), GIB).is_some());
+        assert!(Plan::of_trace(&after(0), &mix(1), GIB).is_none());
         let large: Vec<TracedCall> = (1..=8).map(|nth| call(New, nth, 1 << 20, MAIN)).collect();
         assert!(Plan::of_trace(&large, &mix(1), 8 << 20).is_some());
         assert!(Plan::of_trace(&large, &mix(1), 7 << 20).is_none());

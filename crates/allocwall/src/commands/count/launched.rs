@@ -103,7 +103,7 @@ fn file_limit(limit: Option<u64>) -> anyhow::Result<Option<&'static str>> {
 /// Starts the command, and counts until it ends.
 fn count(args: &Args, library: &Path, printer: &Printer) -> anyhow::Result<Run> {
     let interrupted = catch_signals()?;
-    let folder = Folder::new().context("cannot create a folder for the counts")?;
+    let folder = Folder::new(false).context("cannot create a folder for the counts")?;
     let own = std::env::current_exe().context("cannot find the path of allocwall itself")?;
     // Ends the command and removes the folder, even if allocwall is killed.
     let guard = guard(Some(folder.path()), &own)?;
