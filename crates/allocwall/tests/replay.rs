@@ -108,13 +108,15 @@ fn what_is_no_mix_is_one_error_line() {
     let without_threads =
         MIX.replace(r#"{"allocates": 1.0, "frees": 1.0, "main": true, "blocks_per_thread": null}"#, "");
     let negative = MIX.replace("[64, 0.9]", "[64, -0.9]");
+    let more = format!("{MIX}\nmore");
     for (input, words) in [
-        ("", "EOF"),
+        ("", "it is empty"),
         ("{", "EOF"),
         ("[1, 2]", "at line 1"),
         ("\u{1b}[2J", "at line 1"),
         (without_threads.as_str(), "its threads are not 1 to 8"),
         (negative.as_str(), "its sizes are missing"),
+        (more.as_str(), "its trace has something that is no call"),
     ] {
         let output = replay(input, &[]);
         let said = text(&output.stderr);
