@@ -253,6 +253,17 @@ static int touch(uint64_t *at) {
     return 1;
 }
 
+/* Returns the mask that the thread had. */
+static uint64_t block_signals(void) {
+    uint64_t all = ~(uint64_t)0, before = 0;
+    system_call(SYS_rt_sigprocmask, SIG_SETMASK, (long)&all, (long)&before, 8, 0, 0);
+    return before;
+}
+
+static void restore_signals(uint64_t before) {
+    system_call(SYS_rt_sigprocmask, SIG_SETMASK, (long)&before, 0, 8, 0, 0);
+}
+
 /* The kernel reads the mask before it finds that there is no such operation. */
 static int readable(uintptr_t address) {
     return system_call(SYS_rt_sigprocmask, -1, (long)address, 0, 8, 0, 0) != -EFAULT;
@@ -925,15 +936,14 @@ static OUTLINED void start(void) {
     if (!swap(&page.state, &fresh, STARTING))
         return;
     /* A signal handler must not fork now. */
-    uint64_t all = ~(uint64_t)0, before = 0;
-    system_call(SYS_rt_sigprocmask, SIG_SETMASK, (long)&all, (long)&before, 8, 0, 0);
+    uint64_t before = block_signals();
     int made = make_file();
     if (made) {
         store(&page.generation, ++generations);
         drain();
     }
     store(&page.state, made ? READY : FAILED);
-    system_call(SYS_rt_sigprocmask, SIG_SETMASK, (long)&before, 0, 8, 0, 0);
+    restore_signals(before);
 }
 
 /* ---- threads ----------------------------------------------------------------------------------------------------- */
@@ -1401,81 +1411,51 @@ static inline __attribute__((always_inline)) uintptr_t note_resize(unsigned what
     return result;
 }
 
+/* Which functions are noted, and how: with the size of the block, where one begins. */
+#define NOTED_FUNCTIONS(X) \
+    X(MALLOC, note_new, a) \
+    X(CALLOC, note_new, a *b) \
+    X(REALLOC, note_resize, b) \
+    X(REALLOCARRAY, note_resize, b *c) \
+    X(MEMALIGN, note_new, b) \
+    X(ALIGNED_ALLOC, note_new, b) \
+    X(POSIX_MEMALIGN, note_new, c) \
+    X(VALLOC, note_new, a) \
+    X(PVALLOC, note_new, a) \
+    X(FREE, note_free) \
+    X(CFREE, note_free) \
+    X(FREE_SIZED, note_free) \
+    X(FREE_ALIGNED_SIZED, note_free) \
+    X(NEW, note_new, a) \
+    X(NEW_ARRAY, note_new, a) \
+    X(NEW_NOTHROW, note_new, a) \
+    X(NEW_ARRAY_NOTHROW, note_new, a) \
+    X(NEW_ALIGNED, note_new, a) \
+    X(NEW_ARRAY_ALIGNED, note_new, a) \
+    X(NEW_ALIGNED_NOTHROW, note_new, a) \
+    X(NEW_ARRAY_ALIGNED_NOTHROW, note_new, a) \
+    X(DELETE, note_free) \
+    X(DELETE_ARRAY, note_free) \
+    X(DELETE_NOTHROW, note_free) \
+    X(DELETE_ARRAY_NOTHROW, note_free) \
+    X(DELETE_SIZED, note_free) \
+    X(DELETE_ARRAY_SIZED, note_free) \
+    X(DELETE_ALIGNED, note_free) \
+    X(DELETE_ARRAY_ALIGNED, note_free) \
+    X(DELETE_ALIGNED_NOTHROW, note_free) \
+    X(DELETE_ARRAY_ALIGNED_NOTHROW, note_free) \
+    X(DELETE_SIZED_ALIGNED, note_free) \
+    X(DELETE_ARRAY_SIZED_ALIGNED, note_free)
+
 /* malloc and free get one argument only: call_quickly(). */
-#define NOTES(what, how, ...) \
+#define TRACER(what, how, ...) \
     static uintptr_t trace_##what(uintptr_t a, uintptr_t b, uintptr_t c) { \
         return how(what, ##__VA_ARGS__, a, b, c); \
     }
-NOTES(MALLOC, note_new, a)
-NOTES(CALLOC, note_new, a *b)
-NOTES(REALLOC, note_resize, b)
-NOTES(REALLOCARRAY, note_resize, b *c)
-NOTES(MEMALIGN, note_new, b)
-NOTES(ALIGNED_ALLOC, note_new, b)
-NOTES(POSIX_MEMALIGN, note_new, c)
-NOTES(VALLOC, note_new, a)
-NOTES(PVALLOC, note_new, a)
-NOTES(FREE, note_free)
-NOTES(CFREE, note_free)
-NOTES(FREE_SIZED, note_free)
-NOTES(FREE_ALIGNED_SIZED, note_free)
-NOTES(NEW, note_new, a)
-NOTES(NEW_ARRAY, note_new, a)
-NOTES(NEW_NOTHROW, note_new, a)
-NOTES(NEW_ARRAY_NOTHROW, note_new, a)
-NOTES(NEW_ALIGNED, note_new, a)
-NOTES(NEW_ARRAY_ALIGNED, note_new, a)
-NOTES(NEW_ALIGNED_NOTHROW, note_new, a)
-NOTES(NEW_ARRAY_ALIGNED_NOTHROW, note_new, a)
-NOTES(DELETE, note_free)
-NOTES(DELETE_ARRAY, note_free)
-NOTES(DELETE_NOTHROW, note_free)
-NOTES(DELETE_ARRAY_NOTHROW, note_free)
-NOTES(DELETE_SIZED, note_free)
-NOTES(DELETE_ARRAY_SIZED, note_free)
-NOTES(DELETE_ALIGNED, note_free)
-NOTES(DELETE_ARRAY_ALIGNED, note_free)
-NOTES(DELETE_ALIGNED_NOTHROW, note_free)
-NOTES(DELETE_ARRAY_ALIGNED_NOTHROW, note_free)
-NOTES(DELETE_SIZED_ALIGNED, note_free)
-NOTES(DELETE_ARRAY_SIZED_ALIGNED, note_free)
+NOTED_FUNCTIONS(TRACER)
 
-#define TRACER(what) [what] = trace_##what
-static const function tracers[FUNCTIONS] = {
-    TRACER(MALLOC),
-    TRACER(CALLOC),
-    TRACER(REALLOC),
-    TRACER(REALLOCARRAY),
-    TRACER(MEMALIGN),
-    TRACER(ALIGNED_ALLOC),
-    TRACER(POSIX_MEMALIGN),
-    TRACER(VALLOC),
-    TRACER(PVALLOC),
-    TRACER(FREE),
-    TRACER(CFREE),
-    TRACER(FREE_SIZED),
-    TRACER(FREE_ALIGNED_SIZED),
-    TRACER(NEW),
-    TRACER(NEW_ARRAY),
-    TRACER(NEW_NOTHROW),
-    TRACER(NEW_ARRAY_NOTHROW),
-    TRACER(NEW_ALIGNED),
-    TRACER(NEW_ARRAY_ALIGNED),
-    TRACER(NEW_ALIGNED_NOTHROW),
-    TRACER(NEW_ARRAY_ALIGNED_NOTHROW),
-    TRACER(DELETE),
-    TRACER(DELETE_ARRAY),
-    TRACER(DELETE_NOTHROW),
-    TRACER(DELETE_ARRAY_NOTHROW),
-    TRACER(DELETE_SIZED),
-    TRACER(DELETE_ARRAY_SIZED),
-    TRACER(DELETE_ALIGNED),
-    TRACER(DELETE_ARRAY_ALIGNED),
-    TRACER(DELETE_ALIGNED_NOTHROW),
-    TRACER(DELETE_ARRAY_ALIGNED_NOTHROW),
-    TRACER(DELETE_SIZED_ALIGNED),
-    TRACER(DELETE_ARRAY_SIZED_ALIGNED),
-};
+#define ENTRY(what, ...) [what] = trace_##what,
+static const function tracers[FUNCTIONS] = {NOTED_FUNCTIONS(ENTRY)};
 
 /* Operators that are passed on call malloc, and reallocarray of the C library calls realloc, which note: only the
  * allocator's own note themselves. */
@@ -1501,8 +1481,7 @@ static OUTLINED void begin_trace(uint64_t position) {
     if (!swap(&page.tracing, &tracing, CHANGES))
         return;
     /* As in start(). */
-    uint64_t all = ~(uint64_t)0, before = 0;
-    system_call(SYS_rt_sigprocmask, SIG_SETMASK, (long)&all, (long)&before, 8, 0, 0);
+    uint64_t before = block_signals();
     uint32_t number = ++page.traces, place = number % COUNT_TRACES;
     /* Not in the child of a handler that forked just before, which has no file yet. */
     int has_room = load(&page.state) == READY && has_pages(place);
@@ -1516,7 +1495,7 @@ static OUTLINED void begin_trace(uint64_t position) {
                 store(&next[what], tracers[what]);
     }
     store(&page.tracing, tracing);
-    system_call(SYS_rt_sigprocmask, SIG_SETMASK, (long)&before, 0, 8, 0, 0);
+    restore_signals(before);
 }
 
 static inline void trace_if_due(void) {
@@ -1871,7 +1850,7 @@ static inline size_t usable_size(const void *block) {
     if (likely(in_glibc))
         return (((const size_t *)block)[-1] & ~(size_t)7) - sizeof(size_t);
 #endif
-    return knows_sizes ? next[USABLE_SIZE]((uintptr_t)block, 0, 0) : 0;
+    return known_size((uintptr_t)block);
 }
 
 static OUTLINED uintptr_t resize_carefully(unsigned what, void *old, size_t size, uintptr_t b, uintptr_t c) {
@@ -1885,7 +1864,7 @@ static OUTLINED uintptr_t resize_carefully(unsigned what, void *old, size_t size
         unfollow(old, &followed);
         return call(what, (uintptr_t)old, b, c);
     }
-    size_t usable = knows_sizes ? call(USABLE_SIZE, (uintptr_t)old, 0, 0) : 0;
+    size_t usable = known_size((uintptr_t)old);
     int was_mapped = is_mapped(old, usable);
     int was_followed = unfollow(old, &followed);
     int due = how == ALONE && is_due(slot, size < LARGEST_BOUND ? size : LARGEST_BOUND);

@@ -233,8 +233,8 @@ _Static_assert(offsetof(struct count_slot, random) == 1656, "the shim's own part
 #define COUNT_OPERATOR 8 /* a C++ operator */
 #define COUNT_FOLLOWED 16 /* its free will be an event too */
 #define COUNT_FAILED 32 /* the result was null */
-#define COUNT_NOTED 128 /* a trace ran: the latency is not that of the call alone */
 #define COUNT_MOVED 64  /* with COUNT_BY_REALLOC, of an allocation: to another address */
+#define COUNT_NOTED 128 /* a trace ran: the latency is not that of the call alone */
 
 /*
  * A sampled allocation, or the end of a followed block. The events of two threads are not in the order of their ticks.

@@ -45,7 +45,7 @@ pub(crate) fn read_file(file: std::fs::File) {
     let mut stacks = stacks::Stacks::new(proc.clone(), crate::reading::Readers::Here);
     let mut sites_left = 100;
     let mut shared = process::Shared { stacks: &mut stacks, sites_left: &mut sites_left, most_stacks: 10 };
-    let (finished, _) = process.finish(&proc, &mut shared, 1, true);
+    let (finished, ..) = process.finish(&proc, &mut shared, 1, true);
     assert!(finished.sites.len() <= 101);
     if let Ok(samples) = finished.process.samples {
         for interval in [samples.blocks, samples.bytes, samples.live_bytes, samples.peak_bytes] {

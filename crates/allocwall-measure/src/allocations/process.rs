@@ -94,7 +94,6 @@ impl Gained {
 /// A process that is not read any more.
 pub struct Finished {
     pub process: CountedProcess,
-    pub traces: Vec<Trace>,
     pub sites: Vec<(u32, SiteTally)>,
     /// The chance that a sampled block was followed at the end.
     pub followed: f64,
@@ -506,7 +505,7 @@ impl Process {
         shared: &mut Shared<'_>,
         t_ns: u64,
         ended: bool,
-    ) -> (Finished, Gained) {
+    ) -> (Finished, Vec<Trace>, Gained) {
         self.drain(shared);
         self.scan(t_ns);
         let gained = self.count(proc);
@@ -545,7 +544,7 @@ impl Process {
             lost: Lost { unsampled: threads.unsampled, ..lost },
         };
         let sites = sites.into_iter().collect();
-        (Finished { process, traces, sites, followed }, gained)
+        (Finished { process, sites, followed }, traces, gained)
     }
 
     fn threads(&self, ended: bool) -> Threads {
@@ -750,6 +749,18 @@ mod tests {
     }
 
     #[test]
+    fn the_latency_of_a_call_that_a_trace_noted_does_not_count() {
+        let mut fixture = Fixture::new(Made::new(EVERY));
+        for noted in [false, true, true] {
+            fixture.made.event(&Event { noted, ..allocated(1, 64 << 20, 0) });
+        }
+        let samples = fixture.finish().process.samples.unwrap();
+        let latency = samples.latency.unwrap();
+        let timed: u64 = latency.iter().map(|latency| latency.times.samples()).sum();
+        assert_eq!((timed, samples.blocks.point), (1, 3.0));
+    }
+
+    #[test]
     fn events_become_estimates() {
         // All blocks are so large that each one is sampled.
         const SIZE: u64 = 64 << 20;
@@ -768,7 +779,7 @@ mod tests {
         });
         fixture.made.slot(0, 0, 3, 0);
         fixture.made.slot(1, 7, 10, 4);
-        let Finished { process, sites, followed, .. } = fixture.finish();
+        let Finished { process, sites, followed } = fixture.finish();
         let samples = process.samples.unwrap();
         let near = |interval: Interval, value: f64| (interval.point - value).abs() < value * 1e-6;
         assert!(near(samples.blocks, 10.0) && near(samples.bytes, 10.0 * SIZE as f64));

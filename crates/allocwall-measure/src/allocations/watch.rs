@@ -157,6 +157,8 @@ pub struct Watch {
     /// Names of files that need not be opened again.
     known: HashSet<String>,
     finished: Vec<Finished>,
+    /// Calls and traces of the finished process with most calls.
+    busiest: (u64, Vec<Trace>),
     further: Option<Further>,
     series: Series,
     missing: Vec<Absence>,
@@ -186,6 +188,7 @@ impl Watch {
             processes: Vec::new(),
             known: HashSet::new(),
             finished: Vec::new(),
+            busiest: (0, Vec::new()),
             further: None,
             series: Series::default(),
             missing: Vec::new(),
@@ -385,11 +388,15 @@ impl Watch {
         let share = self.tokens.floor() as usize;
         let mut shared =
             Shared { stacks: &mut self.stacks, sites_left: &mut self.sites_left, most_stacks: share };
-        let (finished, gained) = process.finish(&self.proc, &mut shared, t_ns, ended);
+        let (finished, traces, gained) = process.finish(&self.proc, &mut shared, t_ns, ended);
         self.tokens -= (share - shared.most_stacks) as f64;
         self.series.gain(gained);
+        // Of several processes with as many calls, the first one is the first of the list.
+        let calls = finished.process.calls.all();
+        if calls > self.busiest.0 {
+            self.busiest = (calls, traces);
+        }
         self.finished.push(finished);
-        self.keep_traces_of_the_busiest();
         if self.finished.len() >= 2 * MOST_PROCESSES {
             self.fold();
         }
@@ -415,12 +422,6 @@ impl Watch {
         }
     }
 
-    /// Only the process with most calls is replayed: of several, the first one of the list.
-    fn keep_traces_of_the_busiest(&mut self) {
-        self.finished.sort_by_key(|finished| Reverse(finished.process.calls.all()));
-        self.finished.iter_mut().skip(1).for_each(|finished| finished.traces = Vec::new());
-    }
-
     fn miss(&mut self, absence: Absence) {
         if self.missing.len() < MOST_MISSING && !self.missing.contains(&absence) {
             self.missing.push(absence);
@@ -438,16 +439,12 @@ impl Watch {
         let length_ns = self.t_ns();
         self.series.point(length_ns);
         self.fold();
-        let Watch { stacks, finished, further, series, mut missing, .. } = self;
+        let Watch { stacks, finished, busiest, further, series, mut missing, .. } = self;
         let named = stacks.finish();
         let lost = named.missing.iter().map(|detail| Absence::new(Reason::TooCostly, detail.clone()));
         missing.extend(lost.take(MOST_MISSING));
-        let mut busiest = Vec::new();
         let processes = finished.into_iter().map(|finished| {
-            let Finished { mut process, traces, sites, followed } = finished;
-            if !traces.is_empty() {
-                busiest = traces;
-            }
+            let Finished { mut process, sites, followed } = finished;
             if let Ok(samples) = &mut process.samples {
                 samples.sites = merged(sites, followed, &named);
             }
@@ -457,7 +454,7 @@ impl Watch {
         let Named { modules, frames, stacks, .. } = named;
         let series = series.points;
         let counted = Counted { length_ns, processes, further, series, modules, frames, stacks, missing };
-        Watched { counted, traces: busiest }
+        Watched { counted, traces: busiest.1 }
     }
 }
 

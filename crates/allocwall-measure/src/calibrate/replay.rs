@@ -1,6 +1,7 @@
 //! What a program's calls of its allocator cost with other allocators on this machine.
 //!
-//! A trace of the target's calls or, without one, the mix of counted calls ([`Mix`]) is played by `allocwall replay`, a child process for each measurement, so that each one begins
+//! A trace of the target's calls or, without one, the mix of counted calls ([`Mix`]) is played by `allocwall replay`, a child process for
+//! each measurement, so that each one begins
 //! with a heap, an address space and an allocator of its own. Rounds measure the present allocator and all variants in random order,
 //! from the same calls, so that drift and other work on the machine affect all of them alike. A difference is taken within a round.
 //!
@@ -69,7 +70,8 @@ pub struct Variant {
 }
 
 /// Replays the counted calls with the present allocator and with each variant: for about 0.8 s each, with up to one CPU for each
-/// thread that allocates. `traces`: of the process with most calls, which are played in turns. `own`: the path of allocwall. The target should have ended.
+/// thread that allocates. `traces`: of the process with most calls, which are played in turns. `own`: the path of allocwall. The target
+/// should have ended.
 ///
 /// # Errors
 /// The calls can't be replayed ([`Mix::of`], an allocator that is part of the program), the present allocator could not be measured,

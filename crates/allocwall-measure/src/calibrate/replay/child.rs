@@ -98,7 +98,8 @@ mod tests {
     use super::*;
     use allocwall_model::trace::{TracedKind, TracedThread};
 
-    const MIX: &str = r#"{        "lanes": [{"allocates": 1.0, "frees": 1.0, "main": false, "blocks_per_thread": null}],
+    const MIX: &str = r#"{
+        "lanes": [{"allocates": 1.0, "frees": 1.0, "main": false, "blocks_per_thread": null}],
         "sizes": [[64, 0.9], [5000, 0.1]],
         "fates": [{"band": 2, "zeroed": 0.5, "fates": [{"share": 1.0, "end": "freed", "age": [1.0, 9.0]}]}],
         "resized_from": [], "resized_to": [], "kept": [[100, 5.0]],

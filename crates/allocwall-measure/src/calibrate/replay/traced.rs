@@ -297,9 +297,9 @@ fn compact(drafts: &mut [Draft], count: u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use TracedKind::{Free, New, Resized, ResizedTo, Zeroed};
     use allocwall_host::replay::{Lane, Op};
     use allocwall_model::replay::Lane as MixLane;
-    use allocwall_model::stats::random::Random;
     use std::collections::BTreeMap;
 
     const GIB: u64 = 1 << 30;
@@ -324,8 +324,6 @@ mod tests {
     fn call(kind: TracedKind, address: u64, size: u32, thread: u16) -> TracedCall {
         TracedCall { kind, address, size, thread: TracedThread(thread) }
     }
-
-    use TracedKind::{Free, New, Resized, ResizedTo, Zeroed};
 
     /// Each new block takes the place of the one that was made `ring` blocks before. Their sizes are 32, 64 and so on up to 320.
     fn ring(ring: u64, blocks: u64) -> Vec<TracedCall> {
