@@ -2,8 +2,9 @@
 //!
 //! A trace of the target's calls or, without one, the mix of counted calls ([`Mix`]) is played by `allocwall replay`, a child process for
 //! each measurement, so that each one begins
-//! with a heap, an address space and an allocator of its own. Rounds measure the present allocator and all variants in random order,
-//! from the same calls, so that drift and other work on the machine affect all of them alike. A difference is taken within a round.
+//! with a heap, an address space and an allocator of its own. In a round the children of the present allocator and of all variants play
+//! the same calls and take turns of some milliseconds, so that drift and other work on the machine affect all of them alike. A difference
+//! is taken within a round.
 //!
 //! The present allocator is the file that served the counted calls, with the settings in the environment of allocwall itself: those
 //! that the command alone was given (`env NAME=VALUE CMD`) are not known here.
@@ -11,6 +12,7 @@
 mod child;
 mod plan;
 mod traced;
+mod turns;
 
 pub use child::{Options, Refused, play};
 
@@ -29,16 +31,17 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Seek, Write};
 use std::os::unix::fs::FileExt;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::process::{Command, ExitStatus};
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
+use turns::Limits;
 
 /// The most bytes of blocks at the same time, and the largest part of the memory that is available.
 const MOST_MEMORY: u64 = 1 << 30;
 const MEMORY_PART: u64 = 4;
-/// A child with more resident memory is ended: an allocator may take some times the bytes of the blocks.
+/// Children with more resident memory are ended: an allocator may take some times the bytes of the blocks.
 const MOST_RESIDENT: u64 = 4;
 /// Fewer have no interval.
 const LEAST_ROUNDS: usize = 6;
@@ -53,12 +56,9 @@ const LEVEL: f64 = 0.05;
 const TIME_EACH: Duration = Duration::from_millis(800);
 /// After this multiple of that time, there are no more rounds at all.
 const PATIENCE: u32 = 3;
-/// A child that takes longer is ended.
-const CHILD_TIME: Duration = Duration::from_secs(4);
 /// The longest output of a child, and the longest reason that is quoted.
 const OUTPUT: u64 = 64 << 10;
 const QUOTED: usize = 200;
-const POLLED: Duration = Duration::from_millis(2);
 
 /// Another allocator, or other settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,18 +100,25 @@ pub fn measure(
         true => traces.into_iter().map(|trace| child::input(&mix, trace)).collect(),
         false => vec![child::input(&mix, &[])],
     };
-    let bench = Bench { own, present: present(counted)?, inputs, memory, interrupted };
+    let mut bench = Bench {
+        own,
+        present: present(counted)?,
+        inputs,
+        memory,
+        interrupted,
+        crowded: false,
+        random: Random::new(1),
+    };
     let mut found: Vec<Series> = variants.iter().map(|_| Series::default()).collect();
     let mut present = Series::default();
     let time = TIME_EACH * (variants.len() as u32 + 1);
     let began = Instant::now();
-    let mut random = Random::new(1);
     for round in 0..MOST_ROUNDS {
         let passed = began.elapsed();
         if passed >= time * PATIENCE || passed >= time && round >= LEAST_ROUNDS {
             break;
         }
-        bench.round(round, variants, &mut present, &mut found, &mut random)?;
+        bench.round(round, variants, &mut present, &mut found)?;
     }
     if let Some(why) = copies_otherwise(&counted.calls(), &present) {
         return Err(why);
@@ -246,104 +253,106 @@ struct Bench<'a> {
     inputs: Vec<Vec<u8>>,
     memory: u64,
     interrupted: &'a AtomicBool,
+    /// Whether all children together need too much memory, so that they run one by one.
+    crowded: bool,
+    /// Of the turns.
+    random: Random,
 }
 
 impl Bench<'_> {
-    /// Measures all that has not failed yet, in random order.
+    /// Measures all that has not failed yet, in turns or, if that needs too much memory, one after the other.
     ///
     /// # Errors
     /// The present allocator can't be measured, or the user interrupted.
     fn round(
-        &self,
+        &mut self,
         round: usize,
         variants: &[Variant],
         present: &mut Series,
         found: &mut [Series],
-        random: &mut Random,
     ) -> Measured<()> {
         let seed = round as u64 + 1;
-        let mut order: Vec<Option<usize>> = (0..variants.len()).map(Some).chain([None]).collect();
-        random.shuffle(&mut order);
-        for which in order {
-            match which {
-                None => present.0.push(Ok(self.measured(seed, None)?)),
-                Some(nth) if found[nth].failure().is_some() => {}
-                Some(nth) => found[nth].0.push(self.measured(seed, Some(&variants[nth]))),
+        let all = (0..variants.len()).map(Some).chain([None]);
+        let which: Vec<Option<usize>> =
+            all.filter(|which| which.is_none_or(|nth| found[nth].failure().is_none())).collect();
+        let played = match self.crowded {
+            false => self.played(seed, &which, variants)?,
+            true => None,
+        };
+        self.crowded = played.is_none();
+        let played = match played {
+            Some(played) => played,
+            None => {
+                let mut alone = |one: &Option<usize>| self.played(seed, &[*one], variants);
+                let played = which.iter().map(&mut alone).collect::<Measured<Vec<Option<_>>>>()?;
+                played.into_iter().flatten().flatten().collect()
             }
-            if self.interrupted.load(Ordering::Relaxed) {
-                return Err(Absence::new(Reason::TooLittle, "you interrupted the replay"));
+        };
+        for (which, played) in which.into_iter().zip(played) {
+            match which {
+                None => present.0.push(Ok(played?)),
+                Some(nth) => found[nth].0.push(played),
             }
         }
         Ok(())
     }
 
-    fn measured(&self, seed: u64, variant: Option<&Variant>) -> Measured<Played> {
+    /// The results of some variants, in turns. None as in [`turns::take`].
+    fn played(
+        &mut self,
+        seed: u64,
+        which: &[Option<usize>],
+        variants: &[Variant],
+    ) -> Measured<Option<Vec<Measured<Played>>>> {
+        let prepared: io::Result<Vec<(Command, Output)>> =
+            which.iter().map(|which| self.prepared(seed, which.map(|nth| &variants[nth]))).collect();
+        let (mut commands, outputs): (Vec<Command>, Vec<Output>) =
+            prepared.map_err(|error| turns::not_permitted(&error))?.into_iter().unzip();
+        let limits =
+            Limits { bytes: self.memory.saturating_mul(MOST_RESIDENT), interrupted: self.interrupted };
+        let ended = turns::take(&mut commands, &limits, &mut self.random)?;
+        let played = |(status, output): (Measured<ExitStatus>, Output)| output.played(status?);
+        Ok(ended.map(|ended| ended.into_iter().zip(outputs).map(played).collect()))
+    }
+
+    fn prepared(&self, seed: u64, variant: Option<&Variant>) -> io::Result<(Command, Output)> {
         let own_env = variant.map_or(&[][..], |variant| &variant.env[..]);
-        let env: Vec<&(OsString, OsString)> = self.present.iter().chain(own_env).collect();
-        let failed = |error: io::Error| Absence::new(Reason::NotPermitted, format!("a replay: {error}"));
-        let (output, errors) = (sealed().map_err(failed)?, sealed().map_err(failed)?);
+        let env = || self.present.iter().chain(own_env);
+        let (output, errors) = (sealed()?, sealed()?);
         let mut command = Command::new(self.own);
         command
             .args(["replay", "--seed", &seed.to_string(), "--memory", &self.memory.to_string()])
             .args(variant.is_none().then_some("--ready"))
-            .envs(env.iter().map(|(name, value)| (name, value)))
-            .stdin(input(&self.inputs[seed as usize % self.inputs.len()]).map_err(failed)?)
-            .stdout(output.try_clone().map_err(failed)?)
-            .stderr(errors.try_clone().map_err(failed)?)
-            // Ctrl-C must reach the parent only.
-            .process_group(0);
-        let child = Running(command.spawn().map_err(failed)?);
-        let status = self.wait(child)?;
+            .envs(env().map(|(name, value)| (name, value)))
+            .stdin(input(&self.inputs[seed as usize % self.inputs.len()])?)
+            .stdout(output.try_clone()?)
+            .stderr(errors.try_clone()?);
+        let preload = env().rev().find(|(name, _)| name == "LD_PRELOAD").map(|(_, value)| value.clone());
+        Ok((command, Output { output, errors, preload }))
+    }
+}
+
+/// What a child writes, and the LD_PRELOAD that it was given.
+struct Output {
+    output: File,
+    errors: File,
+    preload: Option<OsString>,
+}
+
+impl Output {
+    fn played(&self, status: ExitStatus) -> Measured<Played> {
         if !status.success() {
-            return Err(ended(status, &first_line(&errors)));
+            return Err(ended(status, &first_line(&self.errors)));
         }
-        let played: Played = serde_json::from_str(&first_line(&output)).map_err(|error| {
+        let played: Played = serde_json::from_str(&first_line(&self.output)).map_err(|error| {
             Absence::new(Reason::Unparsable, format!("a replay wrote no result: {error}"))
         })?;
         let numbers = [played.cost_ns, played.faults, played.ready_ns.unwrap_or(0.0)];
         if played.calls == 0 || !numbers.into_iter().all(|number| number.is_finite() && number >= 0.0) {
             return Err(Absence::new(Reason::Unparsable, "a replay wrote a result without numbers"));
         }
-        let preload =
-            env.iter().rev().find(|(name, _)| name == "LD_PRELOAD").map(|(_, value)| value.as_os_str());
-        served(played.allocator.as_deref(), preload)?;
+        served(played.allocator.as_deref(), self.preload.as_deref())?;
         Ok(played)
-    }
-
-    fn wait(&self, mut child: Running) -> Measured<ExitStatus> {
-        let deadline = Instant::now() + CHILD_TIME;
-        let most_bytes = self.memory.saturating_mul(MOST_RESIDENT);
-        loop {
-            let ended = child.0.try_wait();
-            let ended =
-                ended.map_err(|error| Absence::new(Reason::Vanished, format!("a replay: {error}")))?;
-            if let Some(status) = ended {
-                return Ok(status);
-            }
-            if self.interrupted.load(Ordering::Relaxed) {
-                return Err(Absence::new(Reason::TooLittle, "you interrupted the replay"));
-            }
-            if Instant::now() >= deadline {
-                let detail = format!("a replay took more than {} s", CHILD_TIME.as_secs());
-                return Err(Absence::new(Reason::TooCostly, detail));
-            }
-            if resident_bytes(child.0.id()).is_some_and(|bytes| bytes > most_bytes) {
-                let detail = format!("a replay used more than {} MiB of memory", most_bytes >> 20);
-                return Err(Absence::new(Reason::TooCostly, detail));
-            }
-            std::thread::sleep(POLLED);
-        }
-    }
-}
-
-/// A child that is killed when it is dropped.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // Both fail only if it has been waited for.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 
@@ -400,12 +409,6 @@ fn served(by: Option<&str>, preload: Option<&OsStr>) -> Measured<()> {
     let wanted = if preload.is_empty() { "the C library" } else { &*preload };
     let detail = format!("malloc of the replay belonged to {by}, not to {wanted}");
     Err(Absence::new(Reason::NotSupported, detail))
-}
-
-fn resident_bytes(pid: u32) -> Option<u64> {
-    let text = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
-    let pages: u64 = text.split_whitespace().nth(1)?.parse().ok()?;
-    Some(pages * rustix::param::page_size() as u64)
 }
 
 #[cfg(test)]
@@ -530,21 +533,5 @@ mod tests {
         assert_eq!(ended(of("exit 1"), "error: no memory").detail, "no memory");
         assert_eq!(ended(of("exit 3"), "").detail, "the replay ended with exit status: 3");
         assert_eq!(ended(of("kill -KILL $$"), "x").detail, "the replay was killed by signal 9");
-    }
-
-    fn wait(script: &str, memory: u64, interrupted: bool) -> Measured<ExitStatus> {
-        let child = Running(Command::new("/bin/sh").args(["-c", script]).spawn().unwrap());
-        let interrupted = AtomicBool::new(interrupted);
-        let inputs = vec![Vec::new()];
-        let bench = Bench { own: Path::new("/"), present: vec![], inputs, memory, interrupted: &interrupted };
-        bench.wait(child)
-    }
-
-    #[test]
-    fn children_that_take_too_much_are_ended() {
-        assert!(wait("exit 0", MOST_MEMORY, false).unwrap().success());
-        // A sleeping shell has some hundred KiB.
-        assert_eq!(wait("exec sleep 100", 1, false).unwrap_err().reason, Reason::TooCostly);
-        assert_eq!(wait("exec sleep 100", MOST_MEMORY, true).unwrap_err().reason, Reason::TooLittle);
     }
 }
