@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """How often a predicted gain is right: for each program and each remedy that applies, the prediction and the result of a trial.
 
-For each program the bench runs one `allocwall diagnose --json` and one `allocwall trial --json` with the remedies as arms. The first
-choice is the first remedy of the diagnosis that can be applied at the start of a command. The trial diagnoses the baseline and predicts.
+For each program the bench runs one `allocwall diagnose --json`, which predicts, and for arms that it can't replay and for servers one
+`allocwall trial --json` with the remedies as arms, which also diagnoses the baseline and predicts. The first
+choice is the first remedy of the diagnosis that can be applied at the start of a command.
 All programs do a fixed amount of work, so a remedy shows as saved CPU time. It is measured in turns of a few milliseconds (turns.py), and
 for servers by the trial itself, in interleaved runs.
 
     benches/prediction_accuracy.py                         all programs; about seventy minutes
-    benches/prediction_accuracy.py --kept-apart            only the programs kept apart
     benches/prediction_accuracy.py sort gcc                only these; results of other programs stay in the JSON file
     benches/prediction_accuracy.py --predict               predict again and keep the measured values: after a change of the model
     benches/prediction_accuracy.py --fit                   how wide predictions from replays must be (ERROR in expected/replayed.rs)
@@ -20,9 +20,9 @@ how often the measured *point* is in the predicted interval.
 
 A *wrong sign*: the whole measured interval is above 10 % or below -10 %, and the predicted point is not on the same side of zero.
 
-Programs *kept apart* had no part in choosing the constants of the prediction model; all other programs had, so they are *fitted*. The
-page gives their figures separately, and first those of the *new* programs, which were first diagnosed after the last change of the model. The
-figures of fitted programs don't say how good a prediction is.
+Constants of the prediction model were chosen with results of the *fitted* programs known: their figures show that the model fits, not that
+it predicts. The *new* programs were first diagnosed after its last change. Programs *kept apart* are older, and had no part in choosing
+its constants. The page gives the figures of each group.
 
 The first choice is *right* if no other arm saves more by 2 points or more, with its whole measured interval. The baseline is an arm too:
 a first choice that makes things worse is wrong. No first choice is wrong if an arm saves more than 2 % with its whole interval.
@@ -79,22 +79,20 @@ class Program:
     load: object = None
     # One of our own programs in this folder. It is compiled into the program's folder, without the suffix.
     source: str = None
-    # No constant of the model was chosen with a result of this program known. Set it to False if one is.
-    kept_apart: bool = False
 
 
 def subject(name, rounds, arms=NATIVE, **environment):
     return own("work.c", name, rounds, arms, environment)
 
 
-def own(source, name, rounds, arms=NATIVE, environment=None, kept_apart=False):
+def own(source, name, rounds, arms=NATIVE, environment=None):
     path = Path(source)
 
     def command(folder):
         return [folder / path.stem, name, rounds]
 
     needs = COMPILERS[path.suffix][:1]
-    return Program(name, "subject", command, arms, environment or {}, needs, source=source, kept_apart=kept_apart)
+    return Program(name, "subject", command, arms, environment or {}, needs, source=source)
 
 
 def python(folder, text):
@@ -268,6 +266,50 @@ std::map<std::string, std::vector<int>> index_of(const std::vector<std::string> 
         if (std::regex_search(words[n], known.emplace(words[n], std::regex(words[n])).first->second)) all[words[n]].push_back(n);
     return all;
 }
+"""
+
+PHP_WORK = """<?php
+$sum = 0;
+for ($turn = 0; $turn < 45; $turn++) {
+    $users = [];
+    for ($n = 0; $n < 9000; $n++) $users[] = ["id" => $n, "name" => "user " . ($n * 7919 % 1009), "tags" => explode(",", "a,b$n,c")];
+    usort($users, fn($a, $b) => strcmp($a["name"], $b["name"]));
+    foreach ($users as $user) $sum += strlen(json_encode($user));
+}
+echo "$sum\n";
+"""
+
+GUILE_WORK = """
+(use-modules (srfi srfi-1))
+(define (words n) (map (lambda (k) (string-append "word" (number->string (modulo (* k 7919) 5003)))) (iota n)))
+(define (counted list)
+  (let ((table (make-hash-table)))
+    (for-each (lambda (word) (hash-set! table word (+ 1 (hash-ref table word 0)))) list)
+    (hash-fold (lambda (key value sum) (+ sum value (string-length key))) 0 table)))
+(let turn ((n 0) (sum 0))
+  (if (< n 110) (turn (+ n 1) (+ sum (counted (words 9000)))) (begin (display sum) (newline))))
+"""
+
+PROLOG_WORK = """
+:- initialization(main).
+:- dynamic seen/2.
+walk([], _).
+walk([node(N)|Rest], Turn) :- seen(Turn, N), !, walk(Rest, Turn).
+walk([node(N)|Rest], Turn) :- assertz(seen(Turn, N)), A is (N * 7 + 3) mod 900, B is (N * 13 + 5) mod 900,
+    atom_concat(name_, N, Atom), atom_length(Atom, _), append(Rest, [node(A), node(B)], Next), walk(Next, Turn).
+main :- forall(between(1, 60, Turn), walk([node(Turn)], Turn)), aggregate_all(count, seen(_, _), All), write(All), nl, halt.
+"""
+
+GAWK_WORK = """
+{
+    split($4, part, "/")
+    key = $2 ":" substr(part[3], 1, 2)
+    size[key] += $6
+    last[key] = sprintf("%s-%s", $1, toupper($3))
+    gsub(/[0-9]+/, "<&>", $4)
+    bytes += length($4)
+}
+END { count = asorti(size, order); for (i = 1; i <= count; i++) total += size[order[i]] + length(last[order[i]]); print total, bytes }
 """
 
 SQL_WORK = """
@@ -584,6 +626,49 @@ def gnuplot(folder):
     return ["gnuplot", folder / "plot"]
 
 
+def gringo(folder):
+    import random
+
+    generator = random.Random(5)
+    edges = "".join(f"edge({generator.randrange(420)},{generator.randrange(420)}).\n" for _ in range(760))
+    rules = "path(X,Y) :- edge(X,Y).\npath(X,Z) :- path(X,Y), edge(Y,Z).\n1 { colour(X,1..4) } 1 :- edge(X,_).\n"
+    rules += ":- edge(X,Y), colour(X,C), colour(Y,C), X != Y.\nfar(X,Y,C) :- path(X,Y), colour(X,C).\n"
+    (folder / "graph.lp").write_text(edges + rules)
+    return ["gringo", folder / "graph.lp"]
+
+
+def yosys(folder):
+    parts = range(24)
+    registers = "".join(f"  reg [15:0] r{n};\n" for n in parts)
+    steps = "".join(
+        f"  always @(posedge clock) if (data[{n % 16}]) r{n} <= r{(n * 7 + 1) % 24} + (data ^ {n + 1}); else r{n} <= r{n} ^ (data << {n % 9});\n"
+        for n in parts
+    )
+    result = " ^ ".join(f"r{n}" for n in parts)
+    chip = f"module chip(input clock, input [15:0] data, output [15:0] out);\n{registers}{steps}  assign out = {result};\nendmodule\n"
+    (folder / "chip.v").write_text(chip)
+    return ["yosys", "-q", "-p", f"read_verilog {folder}/chip.v; proc; opt; techmap; opt"]
+
+
+def povray(folder):
+    spheres = "".join(
+        f"sphere {{ <{n % 9 - 4}, {n // 9 % 7 - 3}, {n // 63 * 2}>, 0.45 texture {{ pigment {{ color rgb <{n % 5 / 5}, {n % 7 / 7}, 0.6> }} finish {{ reflection 0.2 }} }} }}\n"
+        for n in range(252)
+    )
+    scene = "camera { location <0, 1, -12> look_at <0, 0, 0> }\nlight_source { <5, 9, -9> color rgb 1 }\n"
+    (folder / "scene.pov").write_text(f"#version 3.7;\nglobal_settings {{ assumed_gamma 1.0 }}\n{scene}{spheres}")
+    return ["povray", "+WT1", "-D", "+W480", "+H360", "+A0.1", f"+O{folder}/scene.png", folder / "scene.pov"]
+
+
+def convert(folder):
+    steps = ["-size", "700x700", "-seed", "3", "plasma:red-blue", "-resize", "130%", "-blur", "0x1", "-rotate", "7"]
+    return ["convert", *steps, folder / "picture.png"]
+
+
+def gawk(folder):
+    return [*script("work.awk", GAWK_WORK, "gawk", "-f")(folder), log_lines(folder / "log", 140_000)]
+
+
 def sqlite(folder):
     (folder / "work.sql").write_text(SQL_WORK)
     return ["sqlite3", "-init", folder / "work.sql", ":memory:", ".quit"]
@@ -667,25 +752,25 @@ def real(name, command, arms, needs=()):
     return Program(name, "real", command, arms, {}, needs)
 
 
-def real_in(name, command, arms, needs, kept_apart=False, **environment):
-    return Program(name, "real", command, arms, environment, needs, kept_apart=kept_apart)
+def real_in(name, command, arms, needs, **environment):
+    return Program(name, "real", command, arms, environment, needs)
 
 
-def requests(name, rounds, kept_apart=False):
-    return own("requests.c", name, rounds, kept_apart=kept_apart)
+def requests(name, rounds):
+    return own("requests.c", name, rounds)
 
 
 def structures(name, rounds):
     return own("structures.cpp", name, rounds)
 
 
-def apart(source, rounds):
-    """Programs of one source that are kept apart: {name: rounds}."""
-    return [own(source, name, count, kept_apart=True) for name, count in rounds.items()]
+def several(source, rounds):
+    """Programs of one source: {name: rounds}."""
+    return [own(source, name, count) for name, count in rounds.items()]
 
 
 def real_later(name, command, *needs):
-    return real_in(name, command, NATIVE, needs, kept_apart=True)
+    return real_in(name, command, NATIVE, needs)
 
 
 PROGRAMS = [
@@ -715,33 +800,32 @@ PROGRAMS = [
     server("postgresql", postgres, postgres_load, ("jemalloc", "mimalloc", "glibc-keep-memory"), ("postgres", "initdb", "pgbench")),
     server("python-service", python_service(), python_load(6000), ("jemalloc", "mimalloc", "glibc-keep-memory")),
     server("python-wall", python_service("--wall"), python_load(1000), ("jemalloc", "glibc-keep-memory", "glibc-hugetlb")),
-    # The replay was corrected, or its constants chosen, after these had been measured; those kept apart are not replayed.
     requests("buffer-realloc", 40),
     requests("request-heap", 600),
     # Each takes about a second of CPU time: together about 1,200 runs, less than 35 minutes on 2 CPUs.
     requests("buffer-steps", 5000),
     requests("buffer-small", 10_000),
-    requests("realloc-twin", 90, kept_apart=True),
+    requests("realloc-twin", 90),
     requests("request-small", 80_000),
     requests("large-calloc", 1050),
-    requests("shared-memory", 75, kept_apart=True),
+    requests("shared-memory", 75),
     requests("threads-short", 1000),
     requests("handover", 42_000),
     structures("text", 50_000),
     structures("cache-lru", 3500),
     structures("map-orders", 450),
     real_in("node-buffers", script("work.js", NODE_BUFFERS, "node"), (*SWAPS, "node-semi-space=64"), ("node",)),
-    real_in("java-arrays", java(JAVA_ARRAYS), ("jemalloc", "mimalloc", "jvm-thp"), ("java", "javac"), kept_apart=True),
+    real_in("java-arrays", java(JAVA_ARRAYS), ("jemalloc", "mimalloc", "jvm-thp"), ("java", "javac")),
     # Statically linked: no other malloc can be loaded into it.
-    real_in("go", go, ("gogc=200",), ("go",), kept_apart=True),
-    real_in("zstd", compressor(380_000, "zstd", "-9", "--single-thread"), NATIVE, ("zstd",), kept_apart=True),
-    real_in("xz", compressor(26_000, "xz", "-6", "-T1"), NATIVE, ("xz",), kept_apart=True),
+    real_in("go", go, ("gogc=200",), ("go",)),
+    real_in("zstd", compressor(380_000, "zstd", "-9", "--single-thread"), NATIVE, ("zstd",)),
+    real_in("xz", compressor(26_000, "xz", "-6", "-T1"), NATIVE, ("xz",)),
     real_in("perl-strings", script("work.pl", PERL_STRINGS, "perl"), NATIVE, ("perl",), PERL_HASH_SEED="0"),
     real_in("awk", awk, NATIVE, ("awk",)),
     real_in("lua", script("work.lua", LUA_WORK, "lua"), NATIVE, ("lua",)),
     real_in("jq", jq, NATIVE, ("jq",)),
     # Written when the model was finished.
-    *apart("later.cpp", {"trees": 600, "batches": 6000, "texts": 900, "graph": 800}),
+    *several("later.cpp", {"trees": 600, "batches": 6000, "texts": 900, "graph": 800}),
     real_later("ruby", script("work.rb", RUBY_WORK, "ruby"), "ruby"),
     real_later("xmllint", lambda folder: ["xmllint", "--noout", "--repeat", xml(folder / "small.xml", 2500)], "xmllint"),
     real_later("xsltproc", xsltproc, "xsltproc"),
@@ -749,9 +833,9 @@ PROGRAMS = [
     real_later("hunspell", hunspell, "hunspell"),
     # Written after a change about buffers that realloc grows. The first one led to the change after that.
     own("grown.c", "grown-line", 400_000),
-    *apart("grown.c", {"grown-two": 250, "grown-table": 160}),
+    *several("grown.c", {"grown-two": 250, "grown-table": 160}),
     # Written when lives were counted as they are now. What they showed led to the change after that.
-    *apart("unseen.cpp", {"words": 600, "records": 300_000, "connections": 12_000_000, "two-maps": 3_000_000}),
+    *several("unseen.cpp", {"words": 600, "records": 300_000, "connections": 12_000_000, "two-maps": 3_000_000}),
     own("unseen.cpp", "matrices", 3000),
     own("unseen.cpp", "messages", 4_500_000),
     real_later("tidy", tidy, "tidy"),
@@ -759,25 +843,23 @@ PROGRAMS = [
     real_later("nasm", nasm, "nasm"),
     real_later("m4", m4, "m4"),
     # The same before the change about a replay that is not used.
-    *apart("varied.cpp", {"documents": 4000, "stages": 16_000, "tasks": 240_000, "pictures": 25_000}),
-    *apart("varied.cpp", {"searches": 800, "editor": 4_000_000, "replaced": 1_200_000}),
+    *several("varied.cpp", {"documents": 4000, "stages": 16_000, "tasks": 240_000, "pictures": 25_000}),
+    *several("varied.cpp", {"searches": 800, "editor": 4_000_000, "replaced": 1_200_000}),
     real_later("doxygen", doxygen, "doxygen"),
     real_later("rsvg-convert", rsvg, "rsvg-convert"),
     real_later("bison", bison, "bison"),
     real_later("ledger", ledger, "ledger"),
     # The same before the change about the program's own loads.
-    *apart("fresh.cpp", {"events": 4_000_000, "indexed": 200, "columns": 350, "lines": 3_000_000}),
-    *apart("fresh.cpp", {"buffers": 600_000, "answered": 12_000, "sessions": 600_000}),
+    *several("fresh.cpp", {"events": 4_000_000, "indexed": 200, "columns": 350, "lines": 3_000_000}),
+    *several("fresh.cpp", {"buffers": 600_000, "answered": 12_000, "sessions": 600_000}),
     real_later("cppcheck", cppcheck, "cppcheck"),
     real_later("ctags", ctags, "ctags"),
     real_later("w3m", w3m, "w3m"),
     real_later("sassc", sassc, "sassc"),
     real_later("qpdf", qpdf, "qpdf"),
     real_later("pdftotext", pdftotext, "pdftotext"),
-]
-# First diagnosed after the last change of the model.
-NEW = [
-    *apart("further.cpp", {"skips": 4_500_000, "expressions": 13_000, "tiles": 1_500_000, "tables": 1800}),
+    # The same before the changes about traces and turns.
+    *several("further.cpp", {"skips": 4_500_000, "expressions": 13_000, "tiles": 1_500_000, "tables": 1800}),
     real_later("z3", z3, "z3"),
     real_later("glpsol", glpsol, "glpsol"),
     real_later("gs", gs, "gs"),
@@ -787,9 +869,28 @@ NEW = [
     real_later("groff", groff, "groff"),
     real_later("gnuplot", gnuplot, "gnuplot"),
 ]
+# First diagnosed after the last change of the model.
+NEW = [
+    *several("diverse.cpp", {"timers": 4_000_000, "fragments": 4_500_000, "rope": 600_000, "rows": 1700, "callbacks": 1_200_000}),
+    real_later("php", script("work.php", PHP_WORK, "php", "-n"), "php"),
+    real_later("guile", script("work.scm", GUILE_WORK, "guile", "--no-auto-compile"), "guile"),
+    real_later("swipl", script("work.pl", PROLOG_WORK, "swipl", "-q"), "swipl"),
+    real_later("gringo", gringo, "gringo"),
+    real_later("yosys", yosys, "yosys"),
+    real_later("povray", povray, "povray"),
+    real_later("convert", convert, "convert"),
+    real_later("gawk", gawk, "gawk"),
+]
 PROGRAMS += NEW
-# The group of the others is "fitted".
-APART = {p.name: "new" if p in NEW else "kept apart" for p in PROGRAMS if p.kept_apart}
+# Constants of the model were chosen with results of these programs known.
+FITTED = """
+cold-touch warm-touch map-churn call-rate arena storm contention remote-free computing sort gcc g++ python-json python-bytes numpy sqlite
+perl git tcl node java redis postgresql python-service python-wall buffer-realloc request-heap buffer-steps buffer-small request-small
+large-calloc threads-short handover text cache-lru map-orders node-buffers perl-strings awk lua jq trees texts graph ruby xsltproc
+grown-line grown-two grown-table words records connections two-maps matrices messages nasm m4 documents pictures searches editor replaced
+rsvg-convert ledger events indexed columns lines buffers sessions cppcheck sassc skips expressions tiles tables mutool groff
+""".split()
+APART = {p.name: "new" if p in NEW else "kept apart" for p in PROGRAMS if p.name not in FITTED}
 
 
 # Known reasons for missed predictions. The page shows them only for a miss.
@@ -798,12 +899,6 @@ SPINS = "its two threads spin while they wait for each other. That time is on th
 LOADS = "its own loads become faster by more than the predicted part: probably since blocks without headers share cache lines"
 GROWS = "its heap grows in other steps, which the replay does not show"
 NOISY = "by tenths of a point: one diagnosis measured a small line, and the trial had short runs"
-PREDICTED_AGAIN = [
-    "The last change of the model before these figures was about the program's own loads. Their range was chosen from all programs that",
-    "are older, those kept apart too: for it, the new ones alone judge. All older programs were predicted again, each from a new diagnosis,",
-    "except `answered`, `qpdf` and `pdftotext`, whose predictions are those of the model before. All predictions here rest on replays of a",
-    "mix. Traces, which are replayed now, were judged on another machine: see [predictions.md](predictions.md).",
-]
 NOTES = {
     **{f"perl {arm}": HEAP for arm in (*SWAPS, "glibc-hugetlb")},
     **{f"remote-free {arm}": SPINS for arm in (*SWAPS, "snmalloc", "glibc-tcache-count")},
@@ -895,14 +990,19 @@ def look_at(program, arguments):
         if program.source:
             shutil.copy(compiled(program.source, arguments.built), folder)
         env = environment(program)
-        blocks = arguments.blocks if program.load and not arguments.predict else 1
-        options = ["trial", "--json", "--blocks", blocks, "-o", folder / "saved.trial"]
-        options += [word for arm in program.arms for word in ("--with", arm)]
+        began = time.monotonic()
         if program.load is None:
             command = program.command(folder)
             # A high rate: the program runs about a second, and needs as many samples as 15 s of a service.
             words = ["diagnose", "--count", "--json", "--rate", 3999, "-d", 15, "-o", folder / "rec"]
             diagnosis = tool(arguments, [*words, "--", *command], env)
+            predicted = predictions(diagnosis)
+            if predicted.keys() >= set(program.arms):
+                comparisons = [{"arm": arm, "predicted": predicted[arm], **NOT_MEASURED} for arm in program.arms]
+            else:
+                comparisons = tried(program, arguments, folder, env, ["--", *command])
+            measured = {} if arguments.predict else in_turns(program, arguments, folder, env)
+            comparisons = [{**row, **measured.get(row["arm"], {})} for row in comparisons]
         else:
             port = free_port()
             command = program.command(folder, port)
@@ -914,29 +1014,40 @@ def look_at(program, arguments):
                 finally:
                     loading.terminate()
                     loading.wait(timeout=30)
-            options += ["--ready", f"tcp:127.0.0.1:{port}", "--load-cmd", " ".join(load), "--load-time", "2s"]
+            options = ["--ready", f"tcp:127.0.0.1:{port}", "--load-cmd", " ".join(load), "--load-time", "2s"]
             if "load.py" in " ".join(load):
                 options += ["--metric", "throughput:higher=$.requests_per_s"]
-        began = time.monotonic()
-        trial = tool(arguments, [*options, "--", *command], env)
-        comparisons = [row(c) for c in trial["comparisons"] if c["metric"] in CPU_METRICS]
-        if program.load is None and not arguments.predict:
-            measured = in_turns(program, arguments, folder, env)
-            comparisons = [{**row, **measured[row["arm"]]} if row["arm"] in measured else row for row in comparisons]
+            comparisons = tried(program, arguments, folder, env, [*options, "--", *command])
     first = next((r["remedy"] for r in diagnosis["remedies"] if applicable(r["remedy"], arguments)), None)
     shares = diagnosis["bill"]["on_cpu"]
     return {
         "program": program.name,
         "kind": program.kind,
-        "blocks": trial["blocks"] if program.load else arguments.blocks,
+        "blocks": arguments.blocks,
         "trial_s": round(time.monotonic() - began, 1),
         "walls": diagnosis["verdict"]["walls"],
         "first_choice": first,
         "replayed": replayed_arms(diagnosis),
         "bill": {line["class"]: round(line["share"]["point"], 4) for line in shares} if isinstance(shares, list) else {},
         "arms": comparisons,
-        "baseline": [row(c) for c in trial["baseline"] if c["metric"] in CPU_METRICS],
     }
+
+
+NOT_MEASURED = {"measured": None, "why_not": "it can't be applied to this command", "median_s": None}
+
+
+def predictions(diagnosis):
+    """{arm: the predicted change, or None} of the arms that were replayed."""
+    replay = diagnosis.get("replayed") or {}
+    return {variant["remedy"]: variant["predicted"] for variant in replay.get("variants", [])}
+
+
+def tried(program, arguments, folder, env, words):
+    """The arms of a trial. Of a command, only its predictions are used."""
+    blocks = arguments.blocks if program.load and not arguments.predict else 1
+    arms = [word for arm in program.arms for word in ("--with", arm)]
+    trial = tool(arguments, ["trial", "--json", "--blocks", blocks, "-o", folder / "saved.trial", *arms, *words], env)
+    return [row(comparison) for comparison in trial["comparisons"] if comparison["metric"] in CPU_METRICS]
 
 
 def replayed_arms(diagnosis):
@@ -982,7 +1093,7 @@ def predict_again(known, program, arguments):
     new = look_at(program, arguments)
     predicted = {row["arm"]: row["predicted"] for row in new["arms"]}
     arms = [{**row, "predicted": predicted.get(row["arm"])} for row in known["arms"]]
-    return {**known, **{key: new[key] for key in ("walls", "first_choice", "replayed", "bill")}, "arms": arms}
+    return {**known, **{key: new[key] for key in ("walls", "first_choice", "replayed", "bill")}, "arms": arms, "predicted_again": True}
 
 
 def applicable(remedy, arguments):
@@ -1080,16 +1191,14 @@ def headline(results):
 
 # ---- how wide an interval must be ----
 
-MALLOC = ("allocator_code", "allocator_locks", "block_filling", "map_calls", "page_release", "address_space_lock", "zeroing", "fault_path")
 # This part of measured points is to lie inside.
 INSIDE = 0.8
 
 
-def excess(result, arm):
-    """By how much the measured point is outside the predicted interval, as a part of what malloc costs the program."""
+def excess(arm):
+    """By how much the measured point is outside the predicted interval, as a share of CPU time."""
     predicted, point = arm["predicted"], arm["measured"]["point"]
-    stake = sum(result["bill"].get(line, 0.0) for line in MALLOC)
-    return max(0.0, predicted["low"] - point, point - predicted["high"]) / max(stake, 0.01)
+    return max(0.0, predicted["low"] - point, point - predicted["high"])
 
 
 def wide_enough(excesses):
@@ -1103,7 +1212,7 @@ def fit(results):
     """By kind of remedy: the width to add on both sides, and the part of points inside if each program is left out of its own width."""
     found = {}
     for kind, wanted in (("swaps", lambda arm: arm in SWAPS), ("settings", lambda arm: arm not in SWAPS)):
-        of = [(r["program"], excess(r, a)) for r, a in scored(results) if a["arm"] in r.get("replayed", ()) and wanted(a["arm"])]
+        of = [(r["program"], excess(a)) for r, a in scored(results) if a["arm"] in r.get("replayed", ()) and wanted(a["arm"])]
         inside = []
         for program, value in of:
             others = wide_enough([v for name, v in of if name != program])
@@ -1178,6 +1287,13 @@ def judged(arm):
     return f"{held}, **wrong sign**" if wrong_sign(arm["predicted"], arm["measured"]) else held
 
 
+def predicted_again(results):
+    names = [f"`{r['program']}`" for r in results if r.get("predicted_again")]
+    if names:
+        yield "The measured values of these programs are older than the last change of the model; they were predicted again, each from a new"
+        yield f"diagnosis: {', '.join(names)}."
+
+
 def page(document):
     results = document["results"]
     lines = [
@@ -1185,17 +1301,17 @@ def page(document):
         "",
         *summary(results),
         "",
-        "The *new* programs were first diagnosed after the last change of the prediction model, and each was measured once. Programs *kept apart* are",
-        "older, and had no part in choosing its constants. Some of them are of a kind on which an earlier",
-        "model failed. The *fitted* programs had a part: their figures show that the model fits, not that it predicts. A *hit*: the measured",
-        "95 % interval and the predicted interval have a point in common. A *wrong sign*: the whole measured interval is beyond ±10 %, and the",
+        "The *new* programs were first diagnosed after the last change of the prediction model, and each was measured once. Programs *kept apart*",
+        "are older, and had no part in choosing its constants, but earlier results of them led to changes of the model. Constants were chosen with",
+        "results of the *fitted* programs known: their figures show that the model fits, not that it predicts. A *hit*: the measured",
+        "interval and the predicted interval have a point in common. A *wrong sign*: the whole measured interval is beyond ±10 %, and the",
         "predicted point is not on the same side of zero.",
         "",
         "`make accuracy` writes this page (`benches/prediction_accuracy.py`, which also defines *right first choice*). Figures are the change",
         "in the CPU time of a fixed amount of work, in per cent: the prediction from a diagnosis of the baseline, and the measured interval of",
         f"{document['blocks']} rounds in turns of some milliseconds (of servers: the 95 % interval of an interleaved trial). Machine:",
         f"{'; '.join(document['machine'])}.",
-        *(PREDICTED_AGAIN if document.get("predicted_again") else []),
+        *predicted_again(results),
         "",
         "| program | group | arm | predicted | measured | point | |",
         "| --- | --- | --- | --- | --- | --- | --- |",
@@ -1268,7 +1384,6 @@ def save(arguments, document, results, left_out):
         "machine": machine() if not arguments.report else document["machine"],
         "results": sorted(results.values(), key=lambda r: order.index(r["program"])),
         "left_out": left_out,
-        "predicted_again": document.get("predicted_again", False) or arguments.predict,
     }
     document["headline"] = {name: headline(part) for name, part in groups(document["results"]).items()}
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
@@ -1306,7 +1421,6 @@ def main():
     parser.add_argument("--blocks", type=int, default=6)
     parser.add_argument("--json", type=Path, default=ROOT / "target" / "accuracy.json", help="file of all figures; it keeps the results of other programs")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "prediction-accuracy.md")
-    parser.add_argument("--kept-apart", action="store_true", help="only programs that had no part in choosing the model's constants")
     parser.add_argument("--predict", action="store_true", help="only predict again; keep the measured values of programs that were measured")
     parser.add_argument("--fit", action="store_true", help="measure nothing; from the fitted programs, print how wide predictions from replays must be")
     parser.add_argument("--report", action="store_true", help="measure nothing; write the page again from the JSON file")
@@ -1316,10 +1430,7 @@ def main():
     unknown = set(arguments.programs) - {p.name for p in PROGRAMS}
     if unknown:
         parser.error(f"no program named {', '.join(sorted(unknown))}")
-    named = [p for p in PROGRAMS if not arguments.programs or p.name in arguments.programs]
-    chosen = [p for p in named if p.kept_apart or not arguments.kept_apart]
-    if not chosen:
-        parser.error(f"not kept apart: {', '.join(arguments.programs)}")
+    chosen = [p for p in PROGRAMS if not arguments.programs or p.name in arguments.programs]
     document = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
     results = {r["program"]: r for r in document.get("results", [])}
     left_out = document.get("left_out", {})

@@ -6,8 +6,9 @@ use super::devices;
 use super::escape;
 use super::memory_text::bill_value as resident_bill;
 use allocwall_diagnose::bill::{Basis, Bill, CpuLine, Site, WaitLine};
-use allocwall_diagnose::{Finding, Prescription, Verdict};
+use allocwall_diagnose::{Finding, Prescription, Verdict, expected};
 use allocwall_model::catalogue::cost::CostClass;
+use allocwall_model::catalogue::remedies::find;
 use allocwall_model::recording::{
     Allocator, Figure, HostFacts, Meta, Price, Probe, ProbeState, Process, Recording, RuntimeAccount,
 };
@@ -62,7 +63,7 @@ pub fn value(rec: &Recording, bill: &Bill, verdict: &Verdict) -> Value {
         "next": list(&verdict.next, |line| json!(line.to_string())),
         "bill": bill_value(bill),
         "counted": counted::value(rec),
-        "replayed": measured(&rec.replayed, replayed),
+        "replayed": measured(&rec.replayed, |replay| replayed(replay, rec, bill)),
         "runtimes": list(&rec.accounts, account),
         "hardware": measured(&rec.hardware, |counts| counters::value(counts, rec, bill)),
         "disks": measured(&rec.devices.disks, devices::disks),
@@ -223,13 +224,15 @@ fn site(site: &Site) -> Value {
     })
 }
 
-fn replayed(replay: &Replay) -> Value {
+fn replayed(replay: &Replay, rec: &Recording, bill: &Bill) -> Value {
     let variant = |variant: &Replayed| {
+        let predicted = find(&variant.remedy).and_then(|remedy| expected::change(rec, bill, remedy));
         let known = |value: &Interval| if variant.failed.is_none() { interval(value) } else { Value::Null };
         json!({
             "remedy": variant.remedy,
             "cost_ns": known(&variant.cost),
             "saved_ns": known(&variant.saved),
+            "predicted": predicted.as_ref().map(interval),
             "missing": variant.failed.as_ref().map(absence),
         })
     };
@@ -449,6 +452,8 @@ mod tests {
         let document = value(&case.rec, &case.bill, &case.verdict);
         let [known, unknown] = [0, 1].map(|nth| &document["replayed"]["variants"][nth]);
         assert_eq!((&known["saved_ns"]["point"], &known["missing"]), (&json!(10.0), &Value::Null));
+        let expected = expected::change(&case.rec, &case.bill, find("mimalloc").unwrap());
+        assert_eq!(known["predicted"], expected.map_or(Value::Null, |change| interval(&change)));
         assert_eq!(
             (&unknown["saved_ns"], &unknown["missing"]["reason"]),
             (&Value::Null, &json!("not_found"))

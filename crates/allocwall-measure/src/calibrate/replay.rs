@@ -45,7 +45,7 @@ const MEMORY_PART: u64 = 4;
 const MOST_RESIDENT: u64 = 4;
 /// Fewer have no interval.
 const LEAST_ROUNDS: usize = 6;
-const MOST_ROUNDS: usize = 9;
+const MOST_ROUNDS: usize = 24;
 /// Reallocs count from this part of all calls for memory on; so many of them may keep their block's address in one case and not in the
 /// other. Our choice.
 const MANY_REALLOCS: f64 = 0.1;
