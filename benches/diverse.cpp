@@ -72,9 +72,15 @@ struct Message {
 uint64_t fragments(long rounds) {
     constexpr uint32_t PARTS = 7;
     std::unordered_map<uint32_t, Message> open;
+    // The messages that are on their way.
+    std::array<uint32_t, 90> numbers;
+    uint32_t latest = 0;
+    for (uint32_t &number : numbers) {
+        number = latest++;
+    }
     uint64_t sum = 0;
     for (long round = 0; round < rounds; round++) {
-        uint32_t number = static_cast<uint32_t>(round / PARTS + random_.between(0, 90));
+        uint32_t &way = numbers[random_.between(0, numbers.size())], number = way;
         uint32_t length = static_cast<uint32_t>(random_.between(60, 1'460));
         Fragment *fragment = static_cast<Fragment *>(std::malloc(sizeof(Fragment) + length));
         fragment->place = static_cast<uint32_t>(random_.between(0, 1'000));
@@ -101,6 +107,7 @@ uint64_t fragments(long rounds) {
         sum += whole[size / 2] + size;
         std::free(whole);
         open.erase(number);
+        way = latest++;
     }
     return sum + open.size();
 }

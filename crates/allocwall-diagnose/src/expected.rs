@@ -139,7 +139,8 @@ fn saved(ctx: &Context, remedy: &Remedy) -> Option<Saved> {
         _ => None,
     });
     let own = ctx.cpu(&[CostClass::Application]).ok()?.share;
-    let replayed = Replayed::of(ctx, remedy).map(|replayed| replayed.saved);
+    let (replayed, beside) =
+        Replayed::of(ctx, remedy).map(|replayed| (replayed.saved, replayed.beside)).unzip();
     let of_lines = match (library, replayed) {
         _ if matches!(remedy.effect, Effect::Unknown(_)) => return None,
         (Some(kind), Some(replayed)) => sum(&[replayed, start_cost(ctx, kind)]),
@@ -152,7 +153,7 @@ fn saved(ctx: &Context, remedy: &Remedy) -> Option<Saved> {
         (None, Effect::HugeTouch) if remedy.applies(Change::ArenaHook) => loads_of_arenas(ctx, remedy, own),
         (None, Effect::HugeTouch) => loads_on_huge_pages(ctx, remedy, own),
         (None, _) => layout,
-        (Some(_), _) => sum(&[layout, loads_of_blocks(ctx)]),
+        (Some(_), _) => sum(&[layout, loads_of_blocks(ctx), beside.unwrap_or(Interval::exact(0.0))]),
     };
     Some(Saved { of_lines, aside })
 }

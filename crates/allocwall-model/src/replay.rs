@@ -121,6 +121,8 @@ pub struct Replay {
     pub variants: Vec<Replayed>,
     /// The program's calls were played in their order, and not a mix of them.
     pub traced: bool,
+    /// In all rounds, the processes that played took turns. Otherwise they ran one after the other in some, as their memory was too much.
+    pub in_turns: bool,
     /// Allocations and reallocs in one measurement.
     pub calls: u64,
     /// Measurements of each allocator.
@@ -834,6 +836,7 @@ mod tests {
                 one("glibc-tcache-count=127", None),
             ],
             traced: false,
+            in_turns: true,
             calls: 1,
             rounds: 5,
         };

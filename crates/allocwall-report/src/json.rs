@@ -238,6 +238,7 @@ fn replayed(replay: &Replay, rec: &Recording, bill: &Bill) -> Value {
     };
     json!({
         "traced": replay.traced,
+        "in_turns": replay.in_turns,
         "calls": replay.calls,
         "rounds": replay.rounds,
         "present": {
@@ -434,6 +435,7 @@ mod tests {
         let why = Absence::new(allocwall_model::units::Reason::NotFound, "no such library");
         Replay {
             traced: false,
+            in_turns: true,
             present: ReplayCost {
                 cost: Interval::exact(50.0),
                 ready: Interval::exact(20.0),
@@ -452,8 +454,9 @@ mod tests {
         let document = value(&case.rec, &case.bill, &case.verdict);
         let [known, unknown] = [0, 1].map(|nth| &document["replayed"]["variants"][nth]);
         assert_eq!((&known["saved_ns"]["point"], &known["missing"]), (&json!(10.0), &Value::Null));
-        let expected = expected::change(&case.rec, &case.bill, find("mimalloc").unwrap());
-        assert_eq!(known["predicted"], expected.map_or(Value::Null, |change| interval(&change)));
+        let expected =
+            expected::change(&case.rec, &case.bill, find("mimalloc").unwrap()).expect("it is known");
+        assert_eq!(known["predicted"], interval(&expected));
         assert_eq!(
             (&unknown["saved_ns"], &unknown["missing"]["reason"]),
             (&Value::Null, &json!("not_found"))

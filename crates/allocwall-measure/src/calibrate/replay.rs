@@ -36,13 +36,15 @@ use std::path::Path;
 use std::process::{Command, ExitStatus};
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
-use turns::Limits;
+use turns::{Limits, MOST_TURNS, Unfinished};
 
 /// The most bytes of blocks at the same time, and the largest part of the memory that is available.
 const MOST_MEMORY: u64 = 1 << 30;
 const MEMORY_PART: u64 = 4;
-/// Children with more resident memory are ended: an allocator may take some times the bytes of the blocks.
+/// A child with more resident memory is ended: an allocator may take some times the bytes of the blocks.
 const MOST_RESIDENT: u64 = 4;
+/// If all children of a round together have more, they run one by one.
+const MOST_TOGETHER: u64 = 2;
 /// Fewer have no interval.
 const LEAST_ROUNDS: usize = 6;
 const MOST_ROUNDS: usize = 24;
@@ -54,7 +56,7 @@ const SAME_PART: f64 = 0.25;
 const LEVEL: f64 = 0.05;
 /// Time for each variant, and for the present allocator. No round begins later, unless there are too few.
 const TIME_EACH: Duration = Duration::from_millis(800);
-/// After this multiple of that time, there are no more rounds at all.
+/// After this multiple of that time the replay ends, also within a round.
 const PATIENCE: u32 = 3;
 /// The longest output of a child, and the longest reason that is quoted.
 const OUTPUT: u64 = 64 << 10;
@@ -100,25 +102,26 @@ pub fn measure(
         true => traces.into_iter().map(|trace| child::input(&mix, trace)).collect(),
         false => vec![child::input(&mix, &[])],
     };
+    let time = TIME_EACH * (variants.len() as u32 + 1);
+    let began = Instant::now();
     let mut bench = Bench {
         own,
         present: present(counted)?,
         inputs,
         memory,
+        deadline: began + time * PATIENCE,
         interrupted,
         crowded: false,
+        in_turns: true,
         random: Random::new(1),
     };
     let mut found: Vec<Series> = variants.iter().map(|_| Series::default()).collect();
     let mut present = Series::default();
-    let time = TIME_EACH * (variants.len() as u32 + 1);
-    let began = Instant::now();
     for round in 0..MOST_ROUNDS {
-        let passed = began.elapsed();
-        if passed >= time * PATIENCE || passed >= time && round >= LEAST_ROUNDS {
+        let enough = began.elapsed() >= time && round >= LEAST_ROUNDS;
+        if enough || !bench.round(round, variants, &mut present, &mut found)? {
             break;
         }
-        bench.round(round, variants, &mut present, &mut found)?;
     }
     if let Some(why) = copies_otherwise(&counted.calls(), &present) {
         return Err(why);
@@ -132,6 +135,7 @@ pub fn measure(
     Ok(Replay {
         variants: variants.collect(),
         traced,
+        in_turns: bench.in_turns,
         calls: present.0.iter().flatten().map(|played| played.calls).next_back().unwrap_or(0),
         rounds: rounds as u32,
         present: present.cost(),
@@ -252,15 +256,19 @@ struct Bench<'a> {
     /// What a child reads: those of a round have the same.
     inputs: Vec<Vec<u8>>,
     memory: u64,
+    deadline: Instant,
     interrupted: &'a AtomicBool,
-    /// Whether all children together need too much memory, so that they run one by one.
+    /// Whether the children could not exist at the same time, so that they run one by one.
     crowded: bool,
-    /// Of the turns.
+    /// Whether they never had to.
+    in_turns: bool,
+    /// For the order of the turns.
     random: Random,
 }
 
 impl Bench<'_> {
-    /// Measures all that has not failed yet, in turns or, if that needs too much memory, one after the other.
+    /// Measures all that has not failed yet, in turns or, if they can't exist at the same time, one after the other. Returns whether
+    /// there was enough time.
     ///
     /// # Errors
     /// The present allocator can't be measured, or the user interrupted.
@@ -270,46 +278,61 @@ impl Bench<'_> {
         variants: &[Variant],
         present: &mut Series,
         found: &mut [Series],
-    ) -> Measured<()> {
+    ) -> Measured<bool> {
         let seed = round as u64 + 1;
         let all = (0..variants.len()).map(Some).chain([None]);
-        let which: Vec<Option<usize>> =
+        let mut which: Vec<Option<usize>> =
             all.filter(|which| which.is_none_or(|nth| found[nth].failure().is_none())).collect();
-        let played = match self.crowded {
+        self.random.shuffle(&mut which);
+        let together = match self.crowded {
             false => self.played(seed, &which, variants)?,
-            true => None,
+            true => Err(Unfinished::Crowded),
         };
-        self.crowded = played.is_none();
-        let played = match played {
-            Some(played) => played,
-            None => {
-                let mut alone = |one: &Option<usize>| self.played(seed, &[*one], variants);
-                let played = which.iter().map(&mut alone).collect::<Measured<Vec<Option<_>>>>()?;
-                played.into_iter().flatten().flatten().collect()
-            }
+        let mut played: Vec<Option<Measured<Played>>> = match together {
+            Ok(played) => played.into_iter().map(Some).collect(),
+            Err(Unfinished::Crowded) => which.iter().map(|_| None).collect(),
+            Err(Unfinished::Late) => return Ok(false),
         };
-        for (which, played) in which.into_iter().zip(played) {
-            match which {
-                None => present.0.push(Ok(played?)),
-                Some(nth) => found[nth].0.push(played),
+        self.crowded = played.iter().all(Option::is_none);
+        self.in_turns &= !self.crowded;
+        // What failed beside others may have had too little memory, or too few threads.
+        for (which, played) in which.iter().zip(&mut played) {
+            if !matches!(played, Some(Ok(_))) {
+                let Ok(mut alone) = self.played(seed, &[*which], variants)? else { return Ok(false) };
+                *played = alone.pop();
             }
         }
-        Ok(())
+        for (which, played) in which.into_iter().zip(played.into_iter().flatten()) {
+            match which {
+                None => present.0.push(Ok(played?)),
+                Some(nth) => {
+                    // Without this one, they may have room.
+                    self.crowded &= played.is_ok();
+                    found[nth].0.push(played);
+                }
+            }
+        }
+        Ok(true)
     }
 
-    /// The results of some variants, in turns. None as in [`turns::take`].
+    /// The results of some variants, in turns.
     fn played(
         &mut self,
         seed: u64,
         which: &[Option<usize>],
         variants: &[Variant],
-    ) -> Measured<Option<Vec<Measured<Played>>>> {
+    ) -> Measured<Result<Vec<Measured<Played>>, Unfinished>> {
         let prepared: io::Result<Vec<(Command, Output)>> =
             which.iter().map(|which| self.prepared(seed, which.map(|nth| &variants[nth]))).collect();
         let (mut commands, outputs): (Vec<Command>, Vec<Output>) =
             prepared.map_err(|error| turns::not_permitted(&error))?.into_iter().unzip();
-        let limits =
-            Limits { bytes: self.memory.saturating_mul(MOST_RESIDENT), interrupted: self.interrupted };
+        let times = if which.len() == 1 { MOST_RESIDENT } else { MOST_TOGETHER };
+        let limits = Limits {
+            bytes: self.memory.saturating_mul(times),
+            turns: MOST_TURNS,
+            deadline: self.deadline,
+            interrupted: self.interrupted,
+        };
         let ended = turns::take(&mut commands, &limits, &mut self.random)?;
         let played = |(status, output): (Measured<ExitStatus>, Output)| output.played(status?);
         Ok(ended.map(|ended| ended.into_iter().zip(outputs).map(played).collect()))

@@ -1122,6 +1122,7 @@ mod tests {
         let one = |remedy: &str| Replayed { remedy: remedy.into(), cost: exact, saved: exact, failed: None };
         let replay = Ok(Replay {
             traced: false,
+            in_turns: true,
             present: ReplayCost { cost: exact, ready: exact, faults: exact },
             variants: ["mimalloc@system", "mimalloc@bundled", "jemalloc"].map(one).into(),
             calls: 1,

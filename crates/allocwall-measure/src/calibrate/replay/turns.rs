@@ -1,31 +1,45 @@
 //! Child processes that take turns.
 //!
 //! On a virtual machine the same work can take 15 to 50 % longer in one second than in another, as other guests use its caches and
-//! memory. Children that take turns of some milliseconds meet the same seconds.
+//! memory. Children that take turns of some milliseconds run under the same conditions.
 
 use allocwall_model::stats::random::Random;
 use allocwall_model::units::{Absence, Measured, Reason};
 use rustix::process::{Pid, Signal, kill_process_group};
+use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Each turn begins with caches that the other children have filled. With turns of 2 ms, calls of large blocks cost several times as much
 /// as in children that run alone; with 10 ms, 1.4 times as much (tiles of benches/further.cpp).
 const TURN: Duration = Duration::from_millis(10);
 /// A child whose turns take longer in all is ended.
-const MOST_TURNS: u32 = 400;
+pub(super) const MOST_TURNS: u32 = 400;
 
 /// What the children of a round may use.
 pub(super) struct Limits<'a> {
     /// Resident memory, of all of them together.
     pub bytes: u64,
+    /// The most turns of each.
+    pub turns: u32,
+    /// Of all of them.
+    pub deadline: Instant,
     pub interrupted: &'a AtomicBool,
 }
 
+/// Why a round has no results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unfinished {
+    /// Several children can't exist at the same time: they need more memory than the limit, or one could not be started.
+    Crowded,
+    /// The deadline has passed.
+    Late,
+}
+
 /// Runs the commands, one at a time in turns of random order, each in a process group of its own: Ctrl-C reaches the parent only.
-/// Returns how each one ended. None: several commands need more memory together than the limit.
+/// Returns how each one ended. A single command is never `Crowded`.
 ///
 /// # Errors
 /// The user interrupted.
@@ -33,21 +47,27 @@ pub(super) fn take(
     commands: &mut [Command],
     limits: &Limits,
     random: &mut Random,
-) -> Measured<Option<Vec<Measured<ExitStatus>>>> {
+) -> Measured<Result<Vec<Measured<ExitStatus>>, Unfinished>> {
     let alone = commands.len() == 1;
     let mut players: Vec<Player> = commands.iter().map(|_| Player::Waiting).collect();
     let mut left: Vec<usize> = (0..commands.len()).collect();
     while !left.is_empty() {
         random.shuffle(&mut left);
         for &nth in &left {
-            players[nth].turn(&mut commands[nth], alone);
+            let started = players[nth].turn(&mut commands[nth], limits.turns, alone);
             if limits.interrupted.load(Ordering::Relaxed) {
                 return Err(Absence::new(Reason::TooLittle, "you interrupted the replay"));
             }
-            if players.iter().map(Player::resident).sum::<u64>() > limits.bytes {
-                if !alone {
-                    return Ok(None);
-                }
+            if Instant::now() >= limits.deadline {
+                return Ok(Err(Unfinished::Late));
+            }
+            let too_much = players.iter().map(Player::resident).sum::<u64>() > limits.bytes;
+            if !alone && (too_much || started.is_err()) {
+                return Ok(Err(Unfinished::Crowded));
+            }
+            if let Err(error) = started {
+                players[nth] = Player::Ended(Err(not_permitted(&error)));
+            } else if too_much {
                 let detail = format!("a replay used more than {} MiB of memory", limits.bytes >> 20);
                 players[nth] = Player::Ended(Err(Absence::new(Reason::TooCostly, detail)));
             }
@@ -58,7 +78,7 @@ pub(super) fn take(
         Player::Ended(how) => Some(how),
         Player::Waiting | Player::Playing { .. } => None,
     });
-    Ok(Some(ended.collect()))
+    Ok(Ok(ended.collect()))
 }
 
 enum Player {
@@ -69,16 +89,19 @@ enum Player {
 
 impl Player {
     /// Starts it, or lets it go on, and stops it after a turn unless it is alone.
-    fn turn(&mut self, command: &mut Command, alone: bool) {
+    ///
+    /// # Errors
+    /// It could not be started.
+    fn turn(&mut self, command: &mut Command, most: u32, alone: bool) -> io::Result<()> {
         match self {
-            Player::Waiting => match command.process_group(0).spawn() {
-                Ok(child) => *self = Player::Playing { child: Running(child), turns: 0, resident: 0 },
-                Err(error) => *self = Player::Ended(Err(not_permitted(&error))),
-            },
+            Player::Waiting => {
+                let child = Running(command.process_group(0).spawn()?);
+                *self = Player::Playing { child, turns: 0, resident: 0 };
+            }
             Player::Playing { child, .. } if !alone => child.signal(Signal::CONT),
             Player::Playing { .. } | Player::Ended(_) => {}
         }
-        let Player::Playing { child, turns, resident } = self else { return };
+        let Player::Playing { child, turns, resident } = self else { return Ok(()) };
         std::thread::sleep(TURN);
         if !alone {
             child.signal(Signal::STOP);
@@ -87,15 +110,16 @@ impl Player {
         *resident = resident_bytes(child.0.id()).unwrap_or(0);
         match child.0.try_wait() {
             Ok(Some(status)) => *self = Player::Ended(Ok(status)),
-            Ok(None) if *turns < MOST_TURNS => {}
+            Ok(None) if *turns < most => {}
             Ok(None) => {
-                let detail = format!("a replay took more than {} s", (TURN * MOST_TURNS).as_secs());
+                let detail = format!("a replay took more than {} s", (TURN * most).as_secs());
                 *self = Player::Ended(Err(Absence::new(Reason::TooCostly, detail)));
             }
             Err(error) => {
                 *self = Player::Ended(Err(Absence::new(Reason::Vanished, format!("a replay: {error}"))))
             }
         }
+        Ok(())
     }
 
     fn resident(&self) -> u64 {
@@ -124,7 +148,7 @@ impl Drop for Running {
     }
 }
 
-pub(super) fn not_permitted(error: &std::io::Error) -> Absence {
+pub(super) fn not_permitted(error: &io::Error) -> Absence {
     Absence::new(Reason::NotPermitted, format!("a replay: {error}"))
 }
 
@@ -138,43 +162,49 @@ fn resident_bytes(pid: u32) -> Option<u64> {
 mod tests {
     use super::super::{first_line, sealed};
     use super::*;
-    use std::time::Instant;
+    use std::fs::File;
+    use std::path::Path;
+    use std::thread;
 
     const MOST: u64 = 1 << 30;
 
-    fn shell(script: &str) -> Command {
-        let mut command = Command::new("/bin/sh");
-        command.args(["-c", script]);
-        command
+    fn limits(bytes: u64, interrupted: &AtomicBool) -> Limits<'_> {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        Limits { bytes, turns: MOST_TURNS, deadline, interrupted }
     }
 
-    fn run(scripts: &[&str], bytes: u64, interrupted: bool) -> Measured<Option<Vec<Measured<ExitStatus>>>> {
-        let mut commands: Vec<Command> = scripts.iter().map(|script| shell(script)).collect();
-        let limits = Limits { bytes, interrupted: &AtomicBool::new(interrupted) };
-        take(&mut commands, &limits, &mut Random::new(1))
+    /// Shells with these scripts, and what they write.
+    fn shells(scripts: &[&str]) -> (Vec<Command>, Vec<File>) {
+        let shell = |script: &&str| {
+            let output = sealed().unwrap();
+            let mut command = Command::new("/bin/sh");
+            command.args(["-c", script]).stdout(output.try_clone().unwrap());
+            (command, output)
+        };
+        scripts.iter().map(shell).unzip()
+    }
+
+    fn run(scripts: &[&str], limits: &Limits) -> Measured<Result<Vec<Measured<ExitStatus>>, Unfinished>> {
+        take(&mut shells(scripts).0, limits, &mut Random::new(1))
     }
 
     #[test]
     fn each_child_has_its_own_end() {
-        let ended = run(&["exit 3", "exit 0", "kill -KILL $$"], MOST, false).unwrap().unwrap();
+        let never = AtomicBool::new(false);
+        let ended = run(&["exit 3", "exit 0", "kill -KILL $$"], &limits(MOST, &never)).unwrap().unwrap();
         let code = |nth: usize| ended[nth].as_ref().unwrap().code();
         assert_eq!((code(0), code(1), code(2)), (Some(3), Some(0), None));
-        let alone = run(&["sleep 0.05; exit 4"], MOST, false).unwrap().unwrap();
+        let alone = run(&["sleep 0.05; exit 4"], &limits(MOST, &never)).unwrap().unwrap();
         assert_eq!(alone[0].as_ref().unwrap().code(), Some(4));
     }
 
     #[test]
     fn one_child_at_a_time_runs() {
-        let files = [sealed().unwrap(), sealed().unwrap(), sealed().unwrap()];
-        let busy = |file: &std::fs::File| {
-            let mut command = shell("n=0; while [ $n -lt 200000 ]; do n=$((n+1)); done; times");
-            command.stdout(file.try_clone().unwrap());
-            command
-        };
-        let mut commands: Vec<Command> = files.iter().map(busy).collect();
-        let limits = Limits { bytes: MOST, interrupted: &AtomicBool::new(false) };
+        let busy = "n=0; while [ $n -lt 200000 ]; do n=$((n+1)); done; times";
+        let (mut commands, files) = shells(&[busy; 3]);
+        let never = AtomicBool::new(false);
         let began = Instant::now();
-        let ended = take(&mut commands, &limits, &mut Random::new(1)).unwrap().unwrap();
+        let ended = take(&mut commands, &limits(MOST, &never), &mut Random::new(1)).unwrap().unwrap();
         let passed_s = began.elapsed().as_secs_f64();
         assert!(ended.iter().all(|how| how.as_ref().is_ok_and(ExitStatus::success)), "{ended:?}");
         // The first line of `times`: 0m0.120s 0m0.000s.
@@ -185,12 +215,52 @@ mod tests {
         assert!(all_s > 0.05 && passed_s > 0.9 * all_s, "{all_s} s of CPU time in {passed_s} s");
     }
 
+    const SLEEPS: &str = "exec sleep 100";
+
     #[test]
     fn children_that_take_too_much_are_ended() {
+        let never = AtomicBool::new(false);
         // A sleeping shell has some hundred KiB.
-        let alone = run(&["exec sleep 100"], 1, false).unwrap().unwrap();
-        assert_eq!(alone[0].as_ref().unwrap_err().reason, Reason::TooCostly);
-        assert!(run(&["exec sleep 100", "exec sleep 100"], 1, false).unwrap().is_none());
-        assert_eq!(run(&["exec sleep 100"], MOST, true).unwrap_err().reason, Reason::TooLittle);
+        let reason =
+            |limits: &Limits| run(&[SLEEPS], limits).unwrap().unwrap()[0].clone().unwrap_err().reason;
+        assert_eq!(reason(&limits(1, &never)), Reason::TooCostly);
+        assert_eq!(reason(&Limits { turns: 3, ..limits(MOST, &never) }), Reason::TooCostly);
+        let two = |limits: &Limits| run(&[SLEEPS; 2], limits).unwrap();
+        assert_eq!(two(&limits(1, &never)).unwrap_err(), Unfinished::Crowded);
+        let soon = Instant::now() + Duration::from_millis(50);
+        assert_eq!(two(&Limits { deadline: soon, ..limits(MOST, &never) }).unwrap_err(), Unfinished::Late);
+        let few = two(&Limits { turns: 3, ..limits(MOST, &never) }).unwrap();
+        assert!(
+            few.iter().all(|how| how.as_ref().is_err_and(|why| why.reason == Reason::TooCostly)),
+            "{few:?}"
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_started_has_its_reason_and_ends_a_round_of_several() {
+        let never = AtomicBool::new(false);
+        let missing = || Command::new("/no/such/program");
+        let of =
+            |commands: &mut [Command]| take(commands, &limits(MOST, &never), &mut Random::new(1)).unwrap();
+        assert_eq!(of(&mut [missing()]).unwrap()[0].clone().unwrap_err().reason, Reason::NotPermitted);
+        assert_eq!(of(&mut [missing(), missing()]).unwrap_err(), Unfinished::Crowded);
+    }
+
+    #[test]
+    fn an_interruption_leaves_no_child() {
+        let interrupted = AtomicBool::new(false);
+        let (mut commands, files) = shells(&["echo $$; exec sleep 100"; 3]);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                thread::sleep(Duration::from_millis(150));
+                interrupted.store(true, Ordering::Relaxed);
+            });
+            let found = take(&mut commands, &limits(MOST, &interrupted), &mut Random::new(1));
+            assert_eq!(found.unwrap_err().reason, Reason::TooLittle);
+        });
+        for file in &files {
+            let pid = first_line(file);
+            assert!(!pid.is_empty() && !Path::new("/proc").join(&pid).exists(), "{pid}");
+        }
     }
 }
