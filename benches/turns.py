@@ -1,11 +1,12 @@
 """Runs several commands side by side, of which one at a time may run, each for a few milliseconds, and gives the CPU time of each.
 
 On a virtual machine the same program takes 15 to 50 % longer in one second than in another, because other guests use the same caches
-and memory. Commands that run one after the other meet different seconds; commands that take turns meet the same ones. With turns of
-5 ms, the ratio of two equal programs was within 3 % in each of nine runs, where whole runs in alternation gave 15 % and more.
+and memory. Commands that take turns run under the same conditions. With turns of 5 ms, the ratio of two equal programs was within 3 % in
+each of nine runs, where whole runs in alternation gave 15 % and more.
 
-What turns change: a program finds the caches of the processor as the others left them, so each turn begins with some 0.1 ms of misses,
-for all commands alike; a program that only waits in its turn uses nothing of it. Commands must not need one another, nor the same files.
+What turns change: a program finds the caches of the processor as the others left them, so each turn begins with misses, for all commands
+alike: some 0.1 ms of a small working set, and several times that of one that fills the caches. A program that only waits in its turn
+uses nothing of it. Commands must not need one another, nor the same files.
 
 SIGSTOP and SIGCONT make the turns, sent to the process group of each command. Standard library only.
 """
