@@ -987,7 +987,7 @@ def compiled(source, folder):
 
 
 def look_at(program, arguments):
-    """Runs the diagnosis and the trial of one program."""
+    """Diagnoses one program, and measures its arms."""
     with tempfile.TemporaryDirectory(prefix="allocwall-accuracy-") as folder:
         folder = Path(folder)
         folder.chmod(0o755)
@@ -1000,7 +1000,7 @@ def look_at(program, arguments):
             # A high rate: the program runs about a second, and needs as many samples as 15 s of a service.
             words = ["diagnose", "--count", "--json", "--rate", 3999, "-d", 15, "-o", folder / "rec"]
             diagnosis = tool(arguments, [*words, "--", *command], env)
-            predicted = predictions(diagnosis)
+            predicted = {variant["remedy"]: variant["predicted"] for variant in replayed(diagnosis)}
             if predicted.keys() >= set(program.arms):
                 comparisons = [{"arm": arm, "predicted": predicted[arm], **NOT_MEASURED} for arm in program.arms]
             else:
@@ -1023,7 +1023,6 @@ def look_at(program, arguments):
                 options += ["--metric", "throughput:higher=$.requests_per_s"]
             comparisons = tried(program, arguments, folder, env, [*options, "--", *command])
     first = next((r["remedy"] for r in diagnosis["remedies"] if applicable(r["remedy"], arguments)), None)
-    shares = diagnosis["bill"]["on_cpu"]
     return {
         "program": program.name,
         "kind": program.kind,
@@ -1031,8 +1030,7 @@ def look_at(program, arguments):
         "trial_s": round(time.monotonic() - began, 1),
         "walls": diagnosis["verdict"]["walls"],
         "first_choice": first,
-        "replayed": replayed_arms(diagnosis),
-        "bill": {line["class"]: round(line["share"]["point"], 4) for line in shares} if isinstance(shares, list) else {},
+        "replayed": [variant["remedy"] for variant in replayed(diagnosis) if variant["missing"] is None],
         "arms": comparisons,
     }
 
@@ -1040,10 +1038,9 @@ def look_at(program, arguments):
 NOT_MEASURED = {"measured": None, "why_not": "it can't be applied to this command, or was not measured", "median_s": None}
 
 
-def predictions(diagnosis):
-    """{arm: the predicted change, or None} of the arms that were replayed."""
-    replay = diagnosis.get("replayed") or {}
-    return {variant["remedy"]: variant["predicted"] for variant in replay.get("variants", [])}
+def replayed(diagnosis):
+    """The remedies that were replayed, or why one was not; none without a replay of the counted calls."""
+    return (diagnosis.get("replayed") or {}).get("variants", [])
 
 
 def tried(program, arguments, folder, env, words):
@@ -1052,12 +1049,6 @@ def tried(program, arguments, folder, env, words):
     arms = [word for arm in program.arms for word in ("--with", arm)]
     trial = tool(arguments, ["trial", "--json", "--blocks", blocks, "-o", folder / "saved.trial", *arms, *words], env)
     return [row(comparison) for comparison in trial["comparisons"] if comparison["metric"] in CPU_METRICS]
-
-
-def replayed_arms(diagnosis):
-    """The arms whose prediction rests on a replay of the counted calls."""
-    replay = diagnosis.get("replayed") or {}
-    return [variant["remedy"] for variant in replay.get("variants", []) if variant["missing"] is None]
 
 
 def in_turns(program, arguments, folder, env):
@@ -1101,7 +1092,7 @@ def predict_again(known, program, arguments):
     new = look_at(program, arguments)
     predicted = {row["arm"]: row["predicted"] for row in new["arms"]}
     arms = [{**row, "predicted": predicted.get(row["arm"])} for row in known["arms"]]
-    return {**known, **{key: new[key] for key in ("walls", "first_choice", "replayed", "bill")}, "arms": arms, "predicted_again": True}
+    return {**known, **{key: new[key] for key in ("walls", "first_choice", "replayed")}, "arms": arms, "predicted_again": True}
 
 
 def applicable(remedy, arguments):

@@ -139,9 +139,8 @@ fn saved(ctx: &Context, remedy: &Remedy) -> Option<Saved> {
         _ => None,
     });
     let own = ctx.cpu(&[CostClass::Application]).ok()?.share;
-    let (replayed, beside) =
-        Replayed::of(ctx, remedy).map(|replayed| (replayed.saved, replayed.beside)).unzip();
-    let of_lines = match (library, replayed) {
+    let replayed = Replayed::of(ctx, remedy);
+    let of_lines = match (library, replayed.as_ref().map(|replayed| replayed.saved)) {
         _ if matches!(remedy.effect, Effect::Unknown(_)) => return None,
         (Some(kind), Some(replayed)) => sum(&[replayed, start_cost(ctx, kind)]),
         (Some(kind), None) => swapped(ctx, remedy, kind)?,
@@ -149,11 +148,12 @@ fn saved(ctx: &Context, remedy: &Remedy) -> Option<Saved> {
         (None, None) => bounded(ctx, remedy)?,
     };
     let layout = times(own, swaps::LAYOUT);
+    let beside = replayed.map_or(Interval::exact(0.0), |replayed| replayed.beside);
     let aside = match (library, remedy.effect) {
         (None, Effect::HugeTouch) if remedy.applies(Change::ArenaHook) => loads_of_arenas(ctx, remedy, own),
         (None, Effect::HugeTouch) => loads_on_huge_pages(ctx, remedy, own),
         (None, _) => layout,
-        (Some(_), _) => sum(&[layout, loads_of_blocks(ctx), beside.unwrap_or(Interval::exact(0.0))]),
+        (Some(_), _) => sum(&[layout, loads_of_blocks(ctx), beside]),
     };
     Some(Saved { of_lines, aside })
 }
@@ -357,11 +357,16 @@ pub(super) fn places_matter(ctx: &Context) -> bool {
     measured && loads_of_blocks(ctx).point >= needs::WORTH_A_SWAP
 }
 
+/// Of the allocator that the target has.
+fn present_kind(ctx: &Context) -> Option<AllocatorKind> {
+    Some(ctx.process()?.allocator.as_ref().ok()?.kind)
+}
+
 fn swapped(ctx: &Context, remedy: &Remedy, kind: AllocatorKind) -> Option<Interval> {
     let share = |classes: &[CostClass]| ctx.cpu(classes).map(|s| s.share).ok();
     let (code, locks) = (share(&[AllocatorCode])?, share(&[AllocatorLocks])?);
     let (maps, touches) = (share(MAPPING)?, share(Wall::FirstTouch.lines())?);
-    let present = ctx.process()?.allocator.as_ref().ok()?.kind;
+    let present = present_kind(ctx)?;
     let known = swaps::of(kind).filter(|_| present == AllocatorKind::Glibc);
     let by_malloc = map_calls_of_malloc(ctx);
     let touched_by_malloc = touches_of_malloc(ctx, remedy);
@@ -422,7 +427,7 @@ fn serves(kind: AllocatorKind) -> fn(Owner) -> bool {
 }
 
 fn of_malloc_now(ctx: &Context) -> Option<Reach> {
-    Some(Reach::exactly(serves(ctx.process()?.allocator.as_ref().ok()?.kind)))
+    Some(Reach::exactly(serves(present_kind(ctx)?)))
 }
 
 /// None if it changes all memory.

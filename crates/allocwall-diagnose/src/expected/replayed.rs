@@ -5,8 +5,8 @@
 //! bill's cost. The number of calls in a second of CPU time makes both costs comparable: they must be of about the same calls.
 
 use super::{
-    MAPPING, both, contended, counts, has_own_heap, map_calls_of_malloc, percent, spinning, sum,
-    touches_of_malloc,
+    MAPPING, both, contended, counts, has_own_heap, map_calls_of_malloc, percent, present_kind, spinning,
+    sum, touches_of_malloc,
 };
 use crate::context::Context;
 use allocwall_model::catalogue::cost::CostClass::{self, AllocatorCode, AllocatorLocks, BlockFilling};
@@ -81,7 +81,7 @@ impl Replayed {
             saved.point.min(of_lines.point),
             saved.high.min(of_lines.high),
         );
-        let from_glibc = ctx.process()?.allocator.as_ref().is_ok_and(|one| one.kind == AllocatorKind::Glibc);
+        let from_glibc = present_kind(ctx) == Some(AllocatorKind::Glibc);
         let closer = swapped && from_glibc && replay.traced && !contended(ctx);
         let beside = Interval::exact(if closer { BESIDE * cost } else { 0.0 });
         let saved = if contended(ctx) { sum(&[saved, spinning(ctx)?]) } else { saved };

@@ -260,7 +260,7 @@ struct Bench<'a> {
     interrupted: &'a AtomicBool,
     /// Whether the children could not exist at the same time, so that they run one by one.
     crowded: bool,
-    /// Whether they never had to.
+    /// Whether no result is of one that ran alone.
     in_turns: bool,
     /// For the order of the turns.
     random: Random,
@@ -294,12 +294,12 @@ impl Bench<'_> {
             Err(Unfinished::Late) => return Ok(false),
         };
         self.crowded = played.iter().all(Option::is_none);
-        self.in_turns &= !self.crowded;
         // What failed beside others may have had too little memory, or too few threads.
         for (which, played) in which.iter().zip(&mut played) {
             if !matches!(played, Some(Ok(_))) {
                 let Ok(mut alone) = self.played(seed, &[*which], variants)? else { return Ok(false) };
                 *played = alone.pop();
+                self.in_turns &= !matches!(played, Some(Ok(_)));
             }
         }
         for (which, played) in which.into_iter().zip(played.into_iter().flatten()) {
