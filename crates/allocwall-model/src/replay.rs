@@ -162,8 +162,6 @@ pub struct Played {
     /// Means per allocation or realloc, as in [`ReplayCost`].
     pub cost_ns: f64,
     pub faults: f64,
-    /// None if it was not asked for.
-    pub ready_ns: Option<f64>,
     /// The part of the reallocs that kept the address of their block. None if there was no realloc.
     pub in_place: Option<f64>,
     /// The file whose malloc was called, if the loader knows it.

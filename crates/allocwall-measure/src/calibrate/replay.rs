@@ -3,8 +3,8 @@
 //! A trace of the target's calls or, without one, the mix of counted calls ([`Mix`]) is played by `allocwall replay`, a child process for
 //! each measurement, so that each one begins
 //! with a heap, an address space and an allocator of its own. In a round the children of the present allocator and of all variants play
-//! the same calls and take turns of some milliseconds, so that drift and other work on the machine affect all of them alike. A difference
-//! is taken within a round.
+//! the same calls and take turns of some milliseconds, so that drift and other work on the machine affect all of them alike; so does one
+//! without an allocator, which shows the replay's own work. A difference is taken within a round.
 //!
 //! The present allocator is the file that served the counted calls, with the settings in the environment of allocwall itself: those
 //! that the command alone was given (`env NAME=VALUE CMD`) are not known here.
@@ -116,17 +116,17 @@ pub fn measure(
         random: Random::new(1),
     };
     let mut found: Vec<Series> = variants.iter().map(|_| Series::default()).collect();
-    let mut present = Series::default();
+    let mut present = Present::default();
     for round in 0..MOST_ROUNDS {
         let enough = began.elapsed() >= time && round >= LEAST_ROUNDS;
         if enough || !bench.round(round, variants, &mut present, &mut found)? {
             break;
         }
     }
-    if let Some(why) = copies_otherwise(&counted.calls(), &present) {
+    if let Some(why) = copies_otherwise(&counted.calls(), &present.played) {
         return Err(why);
     }
-    let rounds = present.0.len();
+    let rounds = present.played.0.len();
     if rounds < LEAST_ROUNDS {
         let detail = format!("{rounds} rounds of the replay took {} s", began.elapsed().as_secs());
         return Err(Absence::new(Reason::TooCostly, detail).mend("replay on a less busy machine"));
@@ -136,7 +136,7 @@ pub fn measure(
         variants: variants.collect(),
         traced,
         in_turns: bench.in_turns,
-        calls: present.0.iter().flatten().map(|played| played.calls).next_back().unwrap_or(0),
+        calls: present.played.0.iter().flatten().map(|played| played.calls).next_back().unwrap_or(0),
         rounds: rounds as u32,
         present: present.cost(),
     })
@@ -191,9 +191,44 @@ fn is_libc(file: &str) -> bool {
     role_of_library(file.rsplit('/').next().unwrap_or(file)) == Some(ModuleRole::Libc)
 }
 
-/// The measurements of one allocator, one for each round.
+/// What a child of a round plays with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum With {
+    Present,
+    /// No allocator, and memory that is ready.
+    Ready,
+    /// The variant of this number.
+    Variant(usize),
+}
+
+/// Measurements, one for each round.
 #[derive(Default)]
 struct Series(Vec<Measured<Played>>);
+
+/// Those of the present allocator and of the replay's own work, of the same rounds.
+#[derive(Default)]
+struct Present {
+    played: Series,
+    ready: Series,
+}
+
+impl Present {
+    fn cost(&self) -> ReplayCost {
+        ReplayCost {
+            cost: self.played.cost(),
+            ready: self.ready.cost(),
+            faults: self.played.of(|played| played.faults),
+        }
+    }
+
+    /// For each round: what a call cost, and the part of it that is malloc's.
+    fn costs(&self) -> impl Iterator<Item = Option<(f64, f64)>> {
+        self.played.0.iter().zip(&self.ready.0).map(|(played, ready)| {
+            let (played, ready) = (played.as_ref().ok()?.cost_ns, ready.as_ref().ok()?.cost_ns);
+            Some((played, (played - ready).max(0.0)))
+        })
+    }
+}
 
 impl Series {
     /// Why no further round makes sense.
@@ -201,29 +236,24 @@ impl Series {
         self.0.iter().find_map(|played| played.as_ref().err())
     }
 
-    fn cost(&self) -> ReplayCost {
-        let of = |value: fn(&Played) -> f64| {
-            let values: Vec<f64> = self.0.iter().flatten().map(value).collect();
-            median_interval(&values).unwrap_or(Interval::exact(0.0))
-        };
-        ReplayCost {
-            cost: of(|played| played.cost_ns),
-            ready: of(|played| played.ready_ns.unwrap_or(0.0)),
-            faults: of(|played| played.faults),
-        }
+    fn of(&self, value: fn(&Played) -> f64) -> Interval {
+        let values: Vec<f64> = self.0.iter().flatten().map(value).collect();
+        median_interval(&values).unwrap_or(Interval::exact(0.0))
+    }
+
+    fn cost(&self) -> Interval {
+        self.of(|played| played.cost_ns)
     }
 
     /// How much less a call costs than with `present`. Each round has other calls, whose costs differ, so it is the part of malloc's cost
     /// that is saved in each round, times the usual cost.
-    fn saved(&self, present: &Series) -> Option<Interval> {
-        let own = |played: &Played| (played.cost_ns - played.ready_ns.unwrap_or(0.0)).max(0.0);
-        let usual = median(&present.0.iter().flatten().map(own).collect::<Vec<f64>>())?;
-        let both = present.0.iter().zip(&self.0);
-        let changes = both.filter_map(|(before, after)| {
-            let (before, after) = (before.as_ref().ok()?, after.as_ref().ok()?);
-            let change = after.cost_ns - before.cost_ns;
+    fn saved(&self, present: &Present) -> Option<Interval> {
+        let usual = median(&present.costs().flatten().map(|(_, own)| own).collect::<Vec<f64>>())?;
+        let changes = present.costs().zip(&self.0).filter_map(|(before, after)| {
+            let ((before, own), after) = (before?, after.as_ref().ok()?);
+            let change = after.cost_ns - before;
             // Where malloc costs next to nothing, a part of it is noise.
-            let part = if own(before) * 4.0 > usual { change / own(before) * usual } else { change };
+            let part = if own * 4.0 > usual { change / own * usual } else { change };
             Some(Set { treated: part, untreated: vec![0.0] })
         });
         let change = ranks::shift(&changes.collect::<Vec<Set>>(), LEVEL)?;
@@ -231,7 +261,7 @@ impl Series {
     }
 
     /// The same as a variant of `present`.
-    fn against(&self, present: &Series, variant: &Variant) -> Replayed {
+    fn against(&self, present: &Present, variant: &Variant) -> Replayed {
         let remedy = variant.remedy.clone();
         let few = || Absence::new(Reason::TooLittle, "too few rounds of the replay");
         let saved = match self.failure() {
@@ -239,7 +269,7 @@ impl Series {
             None => self.saved(present).ok_or_else(few),
         };
         match saved {
-            Ok(saved) => Replayed { remedy, cost: self.cost().cost, saved, failed: None },
+            Ok(saved) => Replayed { remedy, cost: self.cost(), saved, failed: None },
             Err(why) => {
                 let nothing = Interval::exact(0.0);
                 Replayed { remedy, cost: nothing, saved: nothing, failed: Some(why) }
@@ -271,18 +301,17 @@ impl Bench<'_> {
     /// there was enough time.
     ///
     /// # Errors
-    /// The present allocator can't be measured, or the user interrupted.
+    /// The present allocator or the replay's own work can't be measured, or the user interrupted.
     fn round(
         &mut self,
         round: usize,
         variants: &[Variant],
-        present: &mut Series,
+        present: &mut Present,
         found: &mut [Series],
     ) -> Measured<bool> {
         let seed = round as u64 + 1;
-        let all = (0..variants.len()).map(Some).chain([None]);
-        let mut which: Vec<Option<usize>> =
-            all.filter(|which| which.is_none_or(|nth| found[nth].failure().is_none())).collect();
+        let left = (0..variants.len()).filter(|nth| found[*nth].failure().is_none());
+        let mut which: Vec<With> = left.map(With::Variant).chain([With::Present, With::Ready]).collect();
         self.random.shuffle(&mut which);
         let together = match self.crowded {
             false => self.played(seed, &which, variants)?,
@@ -304,8 +333,9 @@ impl Bench<'_> {
         }
         for (which, played) in which.into_iter().zip(played.into_iter().flatten()) {
             match which {
-                None => present.0.push(Ok(played?)),
-                Some(nth) => {
+                With::Present => present.played.0.push(Ok(played?)),
+                With::Ready => present.ready.0.push(Ok(played?)),
+                With::Variant(nth) => {
                     // Without this one, they may have room.
                     self.crowded &= played.is_ok();
                     found[nth].0.push(played);
@@ -315,15 +345,15 @@ impl Bench<'_> {
         Ok(true)
     }
 
-    /// The results of some variants, in turns.
+    /// The results of some of a round, in turns.
     fn played(
         &mut self,
         seed: u64,
-        which: &[Option<usize>],
+        which: &[With],
         variants: &[Variant],
     ) -> Measured<Result<Vec<Measured<Played>>, Unfinished>> {
         let prepared: io::Result<Vec<(Command, Output)>> =
-            which.iter().map(|which| self.prepared(seed, which.map(|nth| &variants[nth]))).collect();
+            which.iter().map(|with| self.prepared(seed, *with, variants)).collect();
         let (mut commands, outputs): (Vec<Command>, Vec<Output>) =
             prepared.map_err(|error| turns::not_permitted(&error))?.into_iter().unzip();
         let times = if which.len() == 1 { MOST_RESIDENT } else { MOST_TOGETHER };
@@ -338,14 +368,17 @@ impl Bench<'_> {
         Ok(ended.map(|ended| ended.into_iter().zip(outputs).map(played).collect()))
     }
 
-    fn prepared(&self, seed: u64, variant: Option<&Variant>) -> io::Result<(Command, Output)> {
-        let own_env = variant.map_or(&[][..], |variant| &variant.env[..]);
+    fn prepared(&self, seed: u64, with: With, variants: &[Variant]) -> io::Result<(Command, Output)> {
+        let own_env = match with {
+            With::Variant(nth) => &variants[nth].env[..],
+            With::Present | With::Ready => &[],
+        };
         let env = || self.present.iter().chain(own_env);
         let (output, errors) = (sealed()?, sealed()?);
         let mut command = Command::new(self.own);
         command
             .args(["replay", "--seed", &seed.to_string(), "--memory", &self.memory.to_string()])
-            .args(variant.is_none().then_some("--ready"))
+            .args((with == With::Ready).then_some("--ready"))
             .envs(env().map(|(name, value)| (name, value)))
             .stdin(input(&self.inputs[seed as usize % self.inputs.len()])?)
             .stdout(output.try_clone()?)
@@ -370,7 +403,7 @@ impl Output {
         let played: Played = serde_json::from_str(&first_line(&self.output)).map_err(|error| {
             Absence::new(Reason::Unparsable, format!("a replay wrote no result: {error}"))
         })?;
-        let numbers = [played.cost_ns, played.faults, played.ready_ns.unwrap_or(0.0)];
+        let numbers = [played.cost_ns, played.faults];
         if played.calls == 0 || !numbers.into_iter().all(|number| number.is_finite() && number >= 0.0) {
             return Err(Absence::new(Reason::Unparsable, "a replay wrote a result without numbers"));
         }
@@ -439,7 +472,17 @@ mod tests {
     use super::*;
 
     fn played(cost_ns: f64) -> Measured<Played> {
-        Ok(Played { calls: 10, cost_ns, faults: 0.5, ready_ns: Some(2.0), in_place: None, allocator: None })
+        Ok(Played { calls: 10, cost_ns, faults: 0.5, in_place: None, allocator: None })
+    }
+
+    fn series(costs_ns: impl IntoIterator<Item = f64>) -> Series {
+        Series(costs_ns.into_iter().map(played).collect())
+    }
+
+    /// The replay's own work takes a fifth of what the first round costs.
+    fn present(costs_ns: &[f64]) -> Present {
+        let ready = costs_ns.iter().map(|_| costs_ns[0] / 5.0);
+        Present { played: series(costs_ns.iter().copied()), ready: series(ready) }
     }
 
     fn variant() -> Variant {
@@ -449,29 +492,16 @@ mod tests {
     #[test]
     fn savings_are_parts_of_what_a_round_costs() {
         // The machine becomes slower and slower, or the calls of a round are dearer.
-        let series = |cost_ns: f64| {
-            let of_round = |round: u32| {
-                let slower = 1.0 + 0.5 * f64::from(round);
-                let ready_ns = Some(20.0 * slower);
-                Ok(Played {
-                    calls: 10,
-                    cost_ns: cost_ns * slower,
-                    faults: 0.5,
-                    ready_ns,
-                    in_place: None,
-                    allocator: None,
-                })
-            };
-            Series((0..6).map(of_round).collect())
-        };
-        let (present, cheaper) = (series(100.0), series(60.0));
+        let costs = |cost_ns: f64| (0..6).map(move |round| cost_ns * (1.0 + 0.5 * f64::from(round)));
+        let with = |cost_ns: f64| Present { played: series(costs(cost_ns)), ready: series(costs(20.0)) };
+        let (present, cheaper) = (with(100.0), with(60.0));
         let near = |a: Interval, b: f64| [a.low, a.point, a.high].iter().all(|end| (end - b).abs() < 1e-6);
-        let found = cheaper.against(&present, &variant());
+        let found = cheaper.played.against(&present, &variant());
         // 40 of 80 ns without the replay's own work; at the usual speed, 90 of 180.
         assert!(near(found.saved, 90.0) && found.failed.is_none(), "{found:?}");
         assert_eq!(found.cost, Interval::new(60.0, 135.0, 210.0));
         // Exchanged, it costs 40 more than 40 ns.
-        let dearer = present.against(&cheaper, &variant()).saved;
+        let dearer = present.played.against(&cheaper, &variant()).saved;
         assert!(near(dearer, -90.0), "{dearer:?}");
         let ReplayCost { cost, ready, faults } = present.cost();
         assert_eq!((cost.point, ready.point, faults), (225.0, 45.0, Interval::exact(0.5)));
@@ -480,8 +510,8 @@ mod tests {
     #[test]
     fn a_saving_is_known_better_than_its_rounds() {
         let rounds = [38.0, 45.0, 41.0, 36.0, 42.0, 39.0, 44.0, 40.0, 37.0];
-        let present = Series(rounds.iter().map(|_| played(100.0)).collect());
-        let cheaper = Series(rounds.iter().map(|saved| played(100.0 - saved)).collect());
+        let present = present(&[100.0; 9]);
+        let cheaper = series(rounds.map(|saved| 100.0 - saved));
         let saved = cheaper.against(&present, &variant()).saved;
         assert!(saved.low > 37.0 && saved.high < 44.0 && saved.low < 40.0 && saved.high > 40.5, "{saved:?}");
         // Too few rounds have no interval.
@@ -507,14 +537,52 @@ mod tests {
 
     #[test]
     fn a_variant_that_failed_once_has_no_saving() {
-        let present = Series((0..7).map(|_| played(100.0)).collect());
+        let present = present(&[100.0; 7]);
         let why = Absence::new(Reason::TooCostly, "a replay took more than 4 s");
-        let mut series = Series((0..6).map(|_| played(50.0)).collect());
-        series.0.push(Err(why.clone()));
-        let found = series.against(&present, &variant());
+        let mut failed = series([50.0; 6]);
+        failed.0.push(Err(why.clone()));
+        let found = failed.against(&present, &variant());
         assert_eq!((found.failed, found.saved), (Some(why), Interval::exact(0.0)));
-        series.0.pop();
-        assert_eq!(series.against(&present, &variant()).saved.point, 50.0);
+        failed.0.pop();
+        assert_eq!(failed.against(&present, &variant()).saved.point, 50.0);
+    }
+
+    #[test]
+    fn a_round_without_room_for_all_runs_one_by_one() {
+        let place = tempfile::tempdir().unwrap();
+        // In place of allocwall. A shell writes it: a file that this process had open may not be run yet.
+        let own = place.path().join("own");
+        let result =
+            r#"{"calls":10,"cost_ns":9.0,"faults":0.0,"in_place":null,"allocator":"/lib/libc.so.6"}"#;
+        let text = format!("#!/bin/sh\nsleep 0.03\necho '{result}'\n");
+        let write = r#"printf %s "$1" > "$0" && chmod +x "$0""#;
+        assert!(Command::new("/bin/sh").args(["-c", write]).arg(&own).arg(text).status().unwrap().success());
+        let variants: Vec<Variant> = (0..14).map(|_| variant()).collect();
+        let never = AtomicBool::new(false);
+        let round = |memory: u64, crowded: bool| {
+            let mut bench = Bench {
+                own: &own,
+                present: Vec::new(),
+                inputs: vec![Vec::new()],
+                memory,
+                deadline: Instant::now() + Duration::from_secs(60),
+                interrupted: &never,
+                crowded,
+                in_turns: true,
+                random: Random::new(1),
+            };
+            let mut found: Vec<Series> = variants.iter().map(|_| Series::default()).collect();
+            let mut present = Present::default();
+            assert_eq!(bench.round(0, &variants, &mut present, &mut found), Ok(true));
+            assert!(found.iter().chain([&present.played, &present.ready]).all(|series| series.0.len() == 1));
+            let failed = found.iter().filter(|series| series.failure().is_some()).count();
+            (bench.crowded, bench.in_turns, failed)
+        };
+        // Sixteen shells, of one or two MiB each.
+        assert_eq!(round(1 << 30, false), (false, true, 0));
+        assert_eq!(round(3 << 20, false), (true, false, 0));
+        // It stays so.
+        assert_eq!(round(1 << 30, true), (true, false, 0));
     }
 
     #[test]

@@ -20,7 +20,7 @@ pub struct Args {
     #[arg(long, value_name = "BYTES", default_value_t = 256 << 20, value_parser = clap::value_parser!(u64).range(1 << 20..))]
     memory: u64,
 
-    /// Also measure the replay's own work, with memory that is ready and no allocator
+    /// Without an allocator, with memory that is ready: the replay's own work
     #[arg(long)]
     ready: bool,
 }
