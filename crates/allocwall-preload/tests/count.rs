@@ -124,22 +124,45 @@ impl Counted {
         self.entries(80, STACK)
     }
 
-    /// The calls of the newest trace, up to the first one that was not written: kind, address, size.
-    fn trace(&self) -> Vec<(u8, u64, u32)> {
+    /// The calls of the longer trace, up to the first one that was not written: the newest may have just begun.
+    fn trace(&self) -> Vec<Call> {
         let entries = half(&self.header, 168) as usize;
         if entries == 0 {
             return Vec::new();
         }
         assert_eq!(half(&self.header, 172) as usize, CALL);
-        let newest = [0, 1].into_iter().max_by_key(|place| whole(&self.header, 272 + 8 * place)).unwrap();
-        let number = whole(&self.header, 272 + 8 * newest);
-        let at = whole(&self.header, 160) + newest as u64 * (entries * CALL) as u64;
-        let count = usize::try_from(whole(&self.header, 256 + 8 * newest)).unwrap().min(entries);
+        let count =
+            |place: usize| usize::try_from(whole(&self.header, 256 + 8 * place)).unwrap().min(entries);
+        let longer = if count(0) > count(1) { 0 } else { 1 };
+        let number = whole(&self.header, 272 + 8 * longer);
+        let at = whole(&self.header, 160) + longer as u64 * (entries * CALL) as u64;
+        let count = count(longer);
         let calls = self.part(at, count * CALL);
         let written = calls.chunks(CALL).take_while(|call| u64::from(call[15]) == number % 255 + 1);
-        written.map(|call| (call[14], whole(call, 0), half(call, 8))).collect()
+        let thread = |call: &[u8]| u16::from_ne_bytes([call[12], call[13]]);
+        let of = |call: &[u8]| Call {
+            kind: call[14],
+            address: whole(call, 0),
+            size: half(call, 8),
+            thread: thread(call),
+        };
+        written.map(of).collect()
     }
 }
+
+/// `struct count_call` of `count.h`.
+#[derive(Clone, Copy, Debug)]
+struct Call {
+    kind: u8,
+    address: u64,
+    size: u32,
+    thread: u16,
+}
+const NEW: u8 = 1;
+const ZEROED: u8 = 2;
+const FREE: u8 = 3;
+const RESIZED: u8 = 4;
+const RESIZED_TO: u8 = 5;
 
 struct Run {
     said: String,
@@ -622,11 +645,54 @@ fn samples_stand_for_all_calls_and_show_where_they_are() {
 /// What the program does with its block of this number: kinds and sizes in their order.
 fn made(number: u64) -> Vec<(u8, u64)> {
     let size = 16 + number * 7919 % 3000;
-    let mut calls = vec![(if number % 10 == 9 { 2 } else { 1 }, size)];
-    if number % 7 == 3 {
-        calls.extend([(4, size), (5, size + 500)]);
+    let mut calls = vec![(if number % 10 == 9 { ZEROED } else { NEW }, size)];
+    match number % 7 {
+        3 => calls.extend([(RESIZED, size), (RESIZED_TO, size + 500)]),
+        // Without a second entry, realloc freed it.
+        5 => calls.extend([(NEW, 40), (RESIZED, 40)]),
+        _ => {}
     }
     calls
+}
+
+/// Compares the trace with what the program did, from its first new block on. `sized`: the allocator says how large blocks are.
+fn is_in_order(trace: &[Call], sized: bool) {
+    assert!(trace.len() > 10_000, "{}", trace.len());
+    let first = trace.iter().position(|call| [NEW, ZEROED].contains(&call.kind)).unwrap();
+    let fits = |number: u64| {
+        let calls = trace[first..].iter().filter(|call| call.kind != FREE).take(40);
+        // A usable size is at least what was requested.
+        let alike = |(call, made): (&Call, (u8, u64))| {
+            call.kind == made.0 && (u64::from(call.size) == made.1 || call.kind == RESIZED)
+        };
+        calls.zip((number..).flat_map(made)).all(alike)
+    };
+    let mut number = (0..21_000).find(|number| fits(*number)).expect("the calls are those of the program");
+    let (mut expected, mut live) = (std::collections::VecDeque::new(), std::collections::VecDeque::new());
+    for call in &trace[first..] {
+        let Call { kind, address, size, .. } = *call;
+        if kind == FREE {
+            // Blocks from before the trace are freed first.
+            assert!(expected.is_empty());
+            if live.len() == 1000 {
+                assert_eq!(live.pop_front(), Some(address));
+            }
+            continue;
+        }
+        if expected.is_empty() {
+            expected.extend(made(number));
+            number += 1;
+        }
+        let (expected_kind, expected_size) = expected.pop_front().unwrap();
+        assert_eq!(kind, expected_kind, "{number}");
+        if kind == RESIZED {
+            assert_eq!(live.pop_back(), Some(address));
+            assert!(if sized { u64::from(size) >= expected_size } else { size == 0 }, "{call:?}");
+        } else {
+            assert_eq!(u64::from(size), expected_size);
+            live.push_back(address);
+        }
+    }
 }
 
 #[test]
@@ -638,46 +704,70 @@ fn a_trace_has_all_calls_in_their_order() {
     let work = subject.run(&program, &["work"], &[]);
     // The parent and the child.
     assert_eq!(work.files.len(), 2);
-    for file in &work.files {
-        let trace = file.trace();
-        assert!(trace.len() > 10_000, "{}", trace.len());
-        let first = trace.iter().position(|(kind, ..)| [1, 2].contains(kind)).unwrap();
-        let fits = |number: u64| {
-            let calls = trace[first..].iter().filter(|(kind, ..)| *kind != 3).take(40);
-            // A usable size is at least what was requested.
-            let alike = |(call, made): (&(u8, u64, u32), (u8, u64))| {
-                call.0 == made.0 && (u64::from(call.2) == made.1 || call.0 == 4)
-            };
-            calls.zip((number..).flat_map(made)).all(alike)
-        };
-        let mut number =
-            (0..21_000).find(|number| fits(*number)).expect("the calls are those of the program");
-        let (mut expected, mut live) = (std::collections::VecDeque::new(), std::collections::VecDeque::new());
-        for call in &trace[first..] {
-            let (kind, address, size) = *call;
-            if kind == 3 {
-                // Blocks from before the trace are freed first.
-                assert!(expected.is_empty());
-                if live.len() == 1000 {
-                    assert_eq!(live.pop_front(), Some(address));
-                }
-                continue;
-            }
-            if expected.is_empty() {
-                expected.extend(made(number));
-                number += 1;
-            }
-            let (expected_kind, expected_size) = expected.pop_front().unwrap();
-            assert_eq!(kind, expected_kind, "{number}");
-            match kind {
-                4 => assert!(live.pop_back() == Some(address) && u64::from(size) >= expected_size),
-                _ => {
-                    assert_eq!(u64::from(size), expected_size);
-                    live.push_back(address);
-                }
-            }
-        }
-    }
+    work.files.iter().for_each(|file| is_in_order(&file.trace(), true));
     let without = subject.run(&program, &["work"], &[("ALLOCWALL_COUNT_TRACES", "")]);
     assert!(without.files.iter().all(|file| file.trace().is_empty()));
+}
+
+#[test]
+fn a_trace_has_the_operators_that_are_counted() {
+    let subject = Subject::new();
+    let (Some(program), Some(allocator)) = (
+        subject.compiled("order_operators.cc", &["-std=c++17"]),
+        subject.compiled("operators.c", &["-shared", "-fPIC"]),
+    ) else {
+        return;
+    };
+    let before = subject.before(&allocator);
+    let list = [("LD_PRELOAD", before.as_str())];
+    for (environment, counted) in [(&list[..], OPERATORS), (&[], 0)] {
+        let work = subject.run(&program, &["work"], environment);
+        assert_eq!(work.files.len(), 2);
+        for file in &work.files {
+            assert_eq!(file.flags() & OPERATORS, counted);
+            is_in_order(&file.trace(), file.flags() & NO_SIZES == 0);
+        }
+    }
+}
+
+#[test]
+fn calls_of_several_threads_are_in_one_order() {
+    let subject = Subject::new();
+    let Some(program) = subject.compiled("relay.c", &[]) else {
+        return;
+    };
+    let work = subject.run(&program, &[], &[]);
+    let trace = work.files[0].trace();
+    assert!(trace.len() > 10_000, "{}", trace.len());
+    // A function that changed over to the trace later than the other misses some of its first calls.
+    const FIRST: usize = 1000;
+    let mut threads: [Option<(u16, u32)>; 2] = [None; 2];
+    let mut live = BTreeMap::new();
+    let mut remote = 0;
+    for (at, call) in trace.iter().enumerate() {
+        match call.kind {
+            NEW => {
+                // Of the program: which of the two threads, and which of its blocks.
+                let (of, block) = ((call.size - 17) % 2, (call.size - 17) / 2);
+                if let Some((thread, last)) = threads[of as usize] {
+                    assert_eq!(call.thread, thread);
+                    assert!(block == (last + 1) % 1000 || at < FIRST, "{at}: {last}, then {block}");
+                }
+                threads[of as usize] = Some((call.thread, block));
+                let twice = live.insert(call.address, (call.thread, call.size)).is_some();
+                assert!(!twice, "{at}: {call:?} is in use");
+            }
+            FREE => {
+                if let Some((thread, size)) = live.remove(&call.address) {
+                    assert!(call.size >= size, "{call:?} had {size}");
+                    remote += u32::from(thread != call.thread);
+                }
+            }
+            _ => panic!("{call:?}"),
+        }
+    }
+    let [Some((one, _)), Some((other, _))] = threads else { panic!("{threads:?}") };
+    assert_ne!(one, other);
+    // In each round of 64, the thread that comes second frees the blocks of the first.
+    assert!(remote > 1000, "{remote}");
 }

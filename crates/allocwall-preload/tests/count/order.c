@@ -5,6 +5,11 @@
 #include "own.h"
 #include <sys/wait.h>
 
+#ifndef MAKE
+#define MAKE malloc
+#define DROP free
+#endif
+
 #define BLOCKS 400000
 /* After so many a trace runs: the third one begins with about the 20,000th block, and has some 60,000. */
 #define BEFORE 30000
@@ -16,15 +21,17 @@ static void *ring[RING];
 static void work(size_t from, size_t to) {
     for (size_t i = from; i < to; i++) {
         void **place = &ring[i % RING];
-        free(*place);
+        DROP(*place);
         if (i % 10 == 9)
             *place = calloc(1, SIZE(i));
         else if (i % 10 == 8)
             CHECK(posix_memalign(place, 64, SIZE(i)) == 0);
         else
-            *place = malloc(SIZE(i));
+            *place = MAKE(SIZE(i));
         if (i % 7 == 3)
             *place = realloc(*place, SIZE(i) + 500);
+        if (i % 7 == 5)
+            CHECK(realloc(malloc(40), 0) == NULL);
         CHECK(*place);
     }
 }
