@@ -28,6 +28,7 @@ use allocwall_model::catalogue::thresholds::TLB_REACH_BYTES;
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::recording::{Recording, Runtime};
 use allocwall_model::units::{Interval, Measured};
+pub use replayed::ErrorOf;
 use replayed::Replayed;
 
 /// Whether the bill allows predictions.
@@ -44,6 +45,29 @@ pub fn change(recording: &Recording, bill: &Bill, remedy: &Remedy) -> Option<Int
     }
     let saved = saved(&ctx, remedy)?.whole();
     Some(Interval::new(-saved.high, -saved.point, -saved.low))
+}
+
+/// What a prediction takes from a replay, as shares of the target's CPU time.
+pub struct FromReplay {
+    /// All that malloc costs. The replay shows which part of it is saved.
+    pub malloc: f64,
+    /// [`change`] before the error was added to both sides, as far as malloc's cost allows.
+    pub without_error: Interval,
+    pub error: f64,
+    pub error_of: ErrorOf,
+}
+
+/// None if nothing is predicted, or the prediction does not come from a replay.
+pub fn from_replay(recording: &Recording, bill: &Bill, remedy: &Remedy) -> Option<FromReplay> {
+    let Interval { low, point, high } = change(recording, bill, remedy)?;
+    let replayed = Replayed::of(&Context::new(recording, bill), remedy)?;
+    let (saved, exact) = (replayed.saved, replayed.without_error);
+    Some(FromReplay {
+        malloc: replayed.of_lines.point,
+        without_error: Interval::new(low + saved.high - exact.high, point, high + saved.low - exact.low),
+        error: replayed.error,
+        error_of: replayed.error_of,
+    })
 }
 
 /// What a diagnosis says about a remedy that applies, as shares of the target's CPU time.
@@ -92,7 +116,10 @@ pub(super) fn prediction(ctx: &Context, remedy: &Remedy) -> Prediction {
         // It may also cost more than it saves.
         Effect::Unknown(_) => None,
         // Page walks are on other lines.
-        Effect::HugeTouch => walks_reached(ctx, remedy).map(|walks| (most + walks).min(1.0).max(bound)),
+        Effect::HugeTouch => {
+            let walks = walks_reached(ctx, remedy, ctx.page_walks_at_most());
+            walks.map(|walks| (most + walks).min(1.0).max(bound))
+        }
         _ => Some(bound),
     };
     let at_most = at_most.filter(|_| bounded);
@@ -139,8 +166,7 @@ fn saved(ctx: &Context, remedy: &Remedy) -> Option<Saved> {
         _ => None,
     });
     let own = ctx.cpu(&[CostClass::Application]).ok()?.share;
-    let replayed = Replayed::of(ctx, remedy);
-    let of_lines = match (library, replayed.as_ref().map(|replayed| replayed.saved)) {
+    let of_lines = match (library, Replayed::of(ctx, remedy).map(|replayed| replayed.saved)) {
         _ if matches!(remedy.effect, Effect::Unknown(_)) => return None,
         (Some(kind), Some(replayed)) => sum(&[replayed, start_cost(ctx, kind)]),
         (Some(kind), None) => swapped(ctx, remedy, kind)?,
@@ -148,12 +174,11 @@ fn saved(ctx: &Context, remedy: &Remedy) -> Option<Saved> {
         (None, None) => bounded(ctx, remedy)?,
     };
     let layout = times(own, swaps::LAYOUT);
-    let beside = replayed.map_or(Interval::exact(0.0), |replayed| replayed.beside);
     let aside = match (library, remedy.effect) {
         (None, Effect::HugeTouch) if remedy.applies(Change::ArenaHook) => loads_of_arenas(ctx, remedy, own),
         (None, Effect::HugeTouch) => loads_on_huge_pages(ctx, remedy, own),
         (None, _) => layout,
-        (Some(_), _) => sum(&[layout, loads_of_blocks(ctx), beside]),
+        (Some(_), _) => sum(&[layout, loads_of_blocks(ctx)]),
     };
     Some(Saved { of_lines, aside })
 }
@@ -244,7 +269,7 @@ fn loads_of_arenas(ctx: &Context, remedy: &Remedy, own: Interval) -> Interval {
 /// What the program's loads save on huge pages: at most their page walks.
 fn loads_on_huge_pages(ctx: &Context, remedy: &Remedy, own: Interval) -> Interval {
     let within = times(own, swaps::ON_HUGE_PAGES);
-    let walks = walks_reached(ctx, remedy).unwrap_or(own.high);
+    let walks = walks_reached(ctx, remedy, ctx.page_walks_likely_at_most()).unwrap_or(own.high);
     without_walks(ctx, remedy, Interval { high: within.high.max(walks), ..within })
 }
 
@@ -260,9 +285,9 @@ fn counted_walks(ctx: &Context) -> f64 {
     ctx.page_walks().or_else(|| ctx.page_walks_by_misses()).map_or(0.0, |walks| walks.point)
 }
 
-/// Upper bound of the share of CPU time in page walks for memory that the remedy changes. None if there is no bound.
-fn walks_reached(ctx: &Context, remedy: &Remedy) -> Option<f64> {
-    Some(ctx.page_walks_at_most()? * memory_reached(ctx, remedy).high)
+/// Upper bound of the share of CPU time in page walks for memory that the remedy changes, by that for all memory.
+fn walks_reached(ctx: &Context, remedy: &Remedy, at_most: Option<f64>) -> Option<f64> {
+    Some(at_most? * memory_reached(ctx, remedy).high)
 }
 
 /// The lines of the bill that map calls cause.
@@ -1095,8 +1120,20 @@ mod tests {
         }
         // Nothing was counted: the size of the memory bounds the page walks.
         subject.recording.hardware = Err(crate::testing::absent());
-        let (at_most, _) = beside(&subject, "thp-always");
+        let (at_most, high) = beside(&subject, "thp-always");
         assert!(at_most.is_some_and(|walks| walks > 0.3 && walks < 0.5), "{at_most:?}");
+        assert_eq!(at_most, high);
+        // A program that computes walks for little of its time. That is an estimate, and no bound.
+        subject.bill.waits_for_loads = Ok(Interval::exact(0.05));
+        let (bound, estimate) = beside(&subject, "thp-always");
+        let part = estimate.unwrap() / high.unwrap();
+        assert!(bound == at_most && (0.14..0.2).contains(&part), "{bound:?} {estimate:?}");
+        // Malloc's own time may be walks.
+        let little = estimate;
+        subject.shares(&[(AllocatorCode, 0.4)]);
+        let (bound, estimate) = beside(&subject, "thp-always");
+        assert!(bound > Some(0.3) && estimate > little.map(|walks| 2.5 * walks), "{bound:?} {estimate:?}");
+        subject.bill.waits_for_loads = Err(crate::testing::absent());
         // Without prices there is no bound, unless all memory is within the TLB's reach.
         subject.recording.prices = Err(crate::testing::absent());
         assert_eq!(beside(&subject, "thp-always").0, None);

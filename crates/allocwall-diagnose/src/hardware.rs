@@ -2,6 +2,7 @@
 
 use crate::bill::Bill;
 use crate::context::Context;
+use allocwall_model::catalogue::cost::CostClass::Application;
 use allocwall_model::catalogue::prices::{LOAD_2M, LOAD_4K};
 use allocwall_model::catalogue::thresholds::TLB_REACH_BYTES;
 use allocwall_model::hardware::{HardwareCounts, HardwareEvent};
@@ -10,6 +11,9 @@ use allocwall_model::units::{Absence, Interval, Measured, Reason};
 
 /// A core walks the page tables for at most this many misses at once: two on Intel since Skylake, six on AMD since Zen 3.
 const WALKS_AT_ONCE: f64 = 6.0;
+/// How far the part of its own time that a program waits for loads may be from the true one: a test allows as much
+/// (tests/loads.rs of the program).
+const WAITS_OFF: f64 = 0.1;
 
 /// A figure from hardware counters.
 pub struct Figure {
@@ -163,14 +167,32 @@ impl Context<'_> {
         Some(busy.share.high * saved * (small as f64 / resident as f64))
     }
 
+    /// The same, if the code at the samples shows how much of the application's time waits for loads: no other part of it is page walks
+    /// for loads. That measure is an estimate, and so is this. Walks for stores, which seldom stop a program, are left out.
+    fn page_walks_by_waits(&self) -> Option<f64> {
+        let by_size = self.page_walks_by_size()?;
+        let (busy, own) = (self.busy().ok()?.share.high, self.cpu(&[Application]).ok()?.share.low);
+        let waits = (self.bill.waits_for_loads.as_ref().ok()?.high + WAITS_OFF).min(1.0);
+        (busy > 0.0).then(|| by_size * (1.0 - own * (1.0 - waits) / busy).clamp(0.0, 1.0))
+    }
+
     /// The closest upper bound of the part of CPU time in page walks. None if there is none.
     pub fn page_walks_at_most(&self) -> Option<f64> {
+        self.page_walks_or(|| self.page_walks_by_size())
+    }
+
+    /// The same by what was counted or else by an estimate, which a prediction may use, but not a verdict.
+    pub fn page_walks_likely_at_most(&self) -> Option<f64> {
+        self.page_walks_or(|| self.page_walks_by_waits().or_else(|| self.page_walks_by_size()))
+    }
+
+    fn page_walks_or(&self, uncounted: impl Fn() -> Option<f64>) -> Option<f64> {
         let counted = self.page_walks().map(|walks| walks.high);
         if counted.is_some() && !self.walks_are_partial() {
             return counted;
         }
         let by_misses = self.page_walks_by_misses().map(|walks| walks.high);
-        let bound = by_misses.or_else(|| self.page_walks_by_size())?;
+        let bound = by_misses.or_else(uncounted)?;
         Some(bound.max(counted.unwrap_or(0.0)))
     }
 }
@@ -292,6 +314,18 @@ mod tests {
         subject.recording.hardware = Err(crate::testing::absent());
         let by_size = bound(&subject).unwrap();
         assert!(by_size > 0.3 && by_size < 0.5, "{by_size}");
+        let likely = |subject: &Subject| {
+            crate::context::Context::new(&subject.recording, &subject.bill)
+                .page_walks_likely_at_most()
+                .unwrap()
+        };
+        assert_eq!(likely(&subject), by_size);
+        // All of its time is its own.
+        for (waits, part) in [(0.0, 0.1), (0.4, 0.5), (0.95, 1.0)] {
+            subject.bill.waits_for_loads = Ok(Interval::exact(waits));
+            assert!((likely(&subject) - part * by_size).abs() < 0.02, "{waits}: {}", likely(&subject));
+            assert_eq!(bound(&subject), Some(by_size));
+        }
         subject.recording.prices = Err(crate::testing::absent());
         assert_eq!(bound(&subject), None);
         subject.last().smaps = Some(Smaps { rss: 1 << 20, anonymous: 1 << 20, ..Smaps::default() });

@@ -226,13 +226,19 @@ fn site(site: &Site) -> Value {
 
 fn replayed(replay: &Replay, rec: &Recording, bill: &Bill) -> Value {
     let variant = |variant: &Replayed| {
-        let predicted = find(&variant.remedy).and_then(|remedy| expected::change(rec, bill, remedy));
+        let remedy = find(&variant.remedy);
+        let predicted = remedy.and_then(|remedy| expected::change(rec, bill, remedy));
+        let from = remedy.and_then(|remedy| expected::from_replay(rec, bill, remedy));
         let known = |value: &Interval| if variant.failed.is_none() { interval(value) } else { Value::Null };
         json!({
             "remedy": variant.remedy,
             "cost_ns": known(&variant.cost),
             "saved_ns": known(&variant.saved),
             "predicted": predicted.as_ref().map(interval),
+            "without_error": from.as_ref().map(|from| interval(&from.without_error)),
+            "error": from.as_ref().map(|from| number(from.error)),
+            "error_of": from.as_ref().map(|from| from.error_of.key()),
+            "malloc": from.as_ref().map(|from| number(from.malloc)),
             "missing": variant.failed.as_ref().map(absence),
         })
     };
@@ -457,6 +463,11 @@ mod tests {
         let expected =
             expected::change(&case.rec, &case.bill, find("mimalloc").unwrap()).expect("it is known");
         assert_eq!(known["predicted"], interval(&expected));
+        let from = |variant: &Value| {
+            ["without_error", "error", "error_of", "malloc"].map(|field| variant[field].is_null())
+        };
+        let of_replay = expected::from_replay(&case.rec, &case.bill, find("mimalloc").unwrap()).is_none();
+        assert_eq!((from(known), from(unknown)), ([of_replay; 4], [true; 4]));
         assert_eq!(
             (&unknown["saved_ns"], &unknown["missing"]["reason"]),
             (&Value::Null, &json!("not_found"))
