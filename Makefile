@@ -140,7 +140,7 @@ trial-accuracy: build
 	@tools/need.sh python3=python3
 	benches/trial_accuracy.py target/trial-accuracy.json --binary $(BINARY)
 
-## Predicted and measured gains, by program and remedy: docs/prediction-accuracy.md. About forty minutes; needs a quiet machine.
+## Predicted and measured gains, by program and remedy: docs/prediction-accuracy.md. An hour and a half; needs a quiet machine.
 accuracy: build
 	@tools/need.sh python3=python3
 	benches/prediction_accuracy.py --binary $(BINARY)

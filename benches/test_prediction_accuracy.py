@@ -100,20 +100,26 @@ class Judging(unittest.TestCase):
         self.assertEqual([round(found[end], 6) for end in ("low", "point", "high")], [-0.52, -0.5, -0.48])
         self.assertEqual([covered(rounds) for rounds in (3, 6)], [75, 97])
 
-    def test_the_width_is_that_of_the_other_programs(self):
-        # Nine programs are predicted right, one is off by a fifth of its CPU time; then three of ten are.
-        def results(wrong):
-            measured = [-0.1 if n >= wrong else 0.1 for n in range(10)]
-            arms = [arm("jemalloc", interval(m, m, m), interval(-0.1, -0.1, -0.1)) for m in measured]
-            made = [result("a", one, program=f"p{n}") for n, one in enumerate(arms)]
-            return [{**r, "replayed": ["jemalloc"]} for r in made]
+    def test_the_error_is_that_of_the_other_programs(self):
+        # Nine programs are predicted right, one is off by a fifth of its CPU time; then three of ten are. Malloc takes so much of each.
+        def results(wrong, malloc=0.3, error_of="swaps", to=0.1, low=-0.15):
+            measured = [-0.1 if n >= wrong else to for n in range(10)]
+            exact, error = interval(-0.1, -0.1, -0.1), {"error": 0.05, "error_of": error_of, "malloc": malloc}
+            arms = [{**arm("a", interval(m, m, m), interval(low, -0.1, -0.05)), "without_error": exact, **error} for m in measured]
+            return [result("a", one, program=f"p{n}") for n, one in enumerate(arms)]
 
         few, many = fit(results(1))["swaps"], fit(results(3))["swaps"]
-        self.assertEqual((few["arms"], few["width"], few["inside_when_left_out"]), (10, 0.0, 0.9))
-        self.assertAlmostEqual(many["width"], 0.2)
-        self.assertEqual(fit(results(1))["settings"], {"arms": 0, "width": None, "inside_when_left_out": None})
-        # A range from other programs is no replay.
-        self.assertEqual(fit([{**r, "replayed": []} for r in results(1)])["swaps"]["arms"], 0)
+        self.assertEqual((few["arms"], few["error"], few["inside_when_left_out"]), (10, 0.0, 0.9))
+        self.assertAlmostEqual(many["error"], 0.2)
+        # All of malloc's cost is too little.
+        self.assertIsNone(fit(results(3, malloc=0.15))["swaps"]["error"])
+        # The other side: the error reaches it, unless malloc's cost cut it short.
+        self.assertAlmostEqual(fit(results(3, to=-0.14))["swaps"]["error"], 0.04)
+        self.assertIsNone(fit(results(3, to=-0.14, low=-0.12))["swaps"]["error"])
+        self.assertEqual(fit(results(1))["settings"], {"arms": 0, "error": None, "inside_when_left_out": None})
+        # A range from other programs is no replay, and contention is another matter.
+        for other in (None, "contention", "mixes"):
+            self.assertEqual(fit(results(1, error_of=other))["swaps"]["arms"], 0)
 
     def test_programs_have_distinct_names_and_arms(self):
         names = [p.name for p in PROGRAMS]
