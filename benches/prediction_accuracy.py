@@ -1018,6 +1018,7 @@ NEW = [
     real_later("recsel", recsel, "recsel"),
 ]
 PROGRAMS += NEW
+SERVERS = {p.name for p in PROGRAMS if p.load}
 # Constants of the model were chosen with results of these programs known.
 FITTED = """
 cold-touch warm-touch map-churn call-rate arena storm contention remote-free computing sort gcc g++ python-json python-bytes numpy sqlite
@@ -1452,6 +1453,7 @@ def predicted_again(results):
 
 def page(document):
     results = document["results"]
+    rounds = sorted({r["blocks"] for r in results if r["program"] not in SERVERS})
     lines = [
         "# How often predictions are right",
         "",
@@ -1465,8 +1467,8 @@ def page(document):
         "",
         "`make accuracy` writes this page (`benches/prediction_accuracy.py`, which also defines *right first choice*). Figures are the change",
         "in the CPU time of a fixed amount of work, in per cent: the prediction from a diagnosis of the baseline, and the lowest and the highest",
-        f"of {document['blocks']} rounds in turns of {TURN_S * 1000:.0f} ms, between which the true median is in {covered(document['blocks'])} % of cases",
-        "(of servers: the 95 % interval of an interleaved trial). Machine:",
+        f"of {' or '.join(map(str, rounds))} rounds in turns of {TURN_S * 1000:.0f} ms, between which the true median is in",
+        f"{' or '.join(str(covered(count)) for count in rounds)} % of cases (of servers: the 95 % interval of an interleaved trial). So a measured point is off by some points, too. Machine:",
         f"{'; '.join(document['machine'])}. {predicted_again(results)}",
         "",
         "| program | group | arm | predicted | measured | point | |",
@@ -1536,7 +1538,6 @@ def save(arguments, document, results, left_out):
     """Called after each program, so that an interrupted run keeps its measurements."""
     order = [p.name for p in PROGRAMS]
     document |= {
-        "blocks": document["blocks"] if arguments.report or arguments.predict else arguments.blocks,
         "machine": machine() if not arguments.report else document["machine"],
         "results": sorted(results.values(), key=lambda r: order.index(r["program"])),
         "left_out": left_out,

@@ -15,11 +15,11 @@ def arm(name, measured, predicted=None):
 
 
 def result(first, *arms, program="p"):
-    return {"program": program, "kind": "real", "walls": [], "first_choice": first, "arms": list(arms)}
+    return {"program": program, "kind": "real", "blocks": 6, "walls": [], "first_choice": first, "arms": list(arms)}
 
 
 def page_of(*results):
-    return page({"blocks": 6, "machine": ["m"], "results": list(results)})
+    return page({"machine": ["m"], "results": list(results)})
 
 
 GAIN = interval(-0.12, -0.1, -0.08)
