@@ -1448,7 +1448,8 @@ def judged(arm):
 
 def predicted_again(results):
     count = sum(r.get("predicted_again", False) for r in results)
-    return f"{count} of the {len(results)} programs were predicted again by the present model, from the recordings of their diagnosis." if count else ""
+    how = "from the recordings of their diagnosis, and where arms are not replayed from a new trial"
+    return f"{count} of the {len(results)} programs were predicted again by the present model: {how}." if count else ""
 
 
 def page(document):
@@ -1468,7 +1469,8 @@ def page(document):
         "`make accuracy` writes this page (`benches/prediction_accuracy.py`, which also defines *right first choice*). Figures are the change",
         "in the CPU time of a fixed amount of work, in per cent: the prediction from a diagnosis of the baseline, and the lowest and the highest",
         f"of {' or '.join(map(str, rounds))} rounds in turns of {TURN_S * 1000:.0f} ms, between which the true median is in",
-        f"{' or '.join(str(covered(count)) for count in rounds)} % of cases (of servers: the 95 % interval of an interleaved trial). So a measured point is off by some points, too. Machine:",
+        f"{' or '.join(str(covered(count)) for count in rounds)} % of cases (of servers: the 95 % interval of an interleaved trial). So a",
+        "measured point is off by some points, too. Machine:",
         f"{'; '.join(document['machine'])}. {predicted_again(results)}",
         "",
         "| program | group | arm | predicted | measured | point | |",

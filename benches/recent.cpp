@@ -53,7 +53,8 @@ uint64_t orders(long rounds) {
         middle += random_.between(0, 3) - 1;
         uint64_t number = static_cast<uint64_t>(round);
         bool buys = random_.between(0, 2);
-        uint32_t away = static_cast<uint32_t>(random_.between(0, 60)), price = static_cast<uint32_t>(buys ? middle + 5 - away : middle - 5 + away);
+        uint64_t away = random_.between(0, 60);
+        uint32_t price = static_cast<uint32_t>(buys ? middle + 5 - away : middle - 5 + away);
         Order order{number, static_cast<uint32_t>(random_.between(1, 90)), price, "customer number " + std::to_string(random_.between(0, 700))};
         Book &others = buys ? asks : bids;
         while (order.amount && !others.empty()) {
@@ -158,7 +159,8 @@ uint64_t router(long rounds) {
     uint64_t sum = 0;
     for (long round = 0; round < rounds; round++) {
         size_t at = random_.between(0, 60);
-        std::string path = "/v" + std::to_string(at % 4) + "/" + things[at % 5] + "/" + std::to_string(random_.next()) + "/part" + std::to_string(at);
+        std::string path = "/v" + std::to_string(at % 4) + "/" + things[at % 5];
+        path += "/" + std::to_string(random_.next()) + "/part" + std::to_string(at);
         std::unordered_map<std::string, std::string> parameters;
         const Node *node = &root;
         for (const std::string &part : parts_of(path)) {

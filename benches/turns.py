@@ -5,9 +5,9 @@ and memory. Commands that take turns run under the same conditions. With turns o
 each of nine runs, where whole runs in alternation gave 15 % and more.
 
 What turns change: a program finds the caches of the processor as the others left them, so each turn begins with misses, for all commands
-alike: some 0.1 ms of a small working set, and several times that of one that fills the caches. If large
-blocks fill the caches, the length of a turn matters: mimalloc saved 16 % of one program with turns of 5 ms and 45 % with 50 ms. A program that only waits in its turn
-uses nothing of it. Commands must not need one another, nor the same files.
+alike: some 0.1 ms of a small working set, and several times that of one that fills the caches. If large blocks fill the caches, the
+length of a turn matters: mimalloc saved 16 % of one program with turns of 5 ms and 45 % with 50 ms. A program that only waits in its
+turn uses nothing of it. Commands must not need one another, nor the same files.
 
 SIGSTOP and SIGCONT make the turns, sent to the process group of each command. Standard library only.
 """
