@@ -159,8 +159,8 @@ uint64_t router(long rounds) {
     uint64_t sum = 0;
     for (long round = 0; round < rounds; round++) {
         size_t at = random_.between(0, 60);
-        std::string path = "/v" + std::to_string(at % 4) + "/" + things[at % 5];
-        path += "/" + std::to_string(random_.next()) + "/part" + std::to_string(at);
+        std::string path = "/v" + std::to_string(at % 4) + "/" + things[at % 5] + "/" + std::to_string(random_.next()) + "/part"
+            + std::to_string(at);
         std::unordered_map<std::string, std::string> parameters;
         const Node *node = &root;
         for (const std::string &part : parts_of(path)) {
