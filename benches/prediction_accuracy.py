@@ -1556,15 +1556,16 @@ def measure(chosen, arguments, document, results, left_out):
     tool(arguments, ["calibrate", "--json"], os.environ)
     for program in chosen:
         why = missing(program)
+        known = results.get(program.name) if arguments.predict else None
         if why is None:
             try:
                 lock.take()
-                known = results.get(program.name) if arguments.predict else None
                 results[program.name] = predict_again(known, program, arguments) if known else look_at(program, arguments)
             except (RuntimeError, subprocess.SubprocessError, OSError) as error:
                 why = str(error)
-                # Predictions of an older model would be taken for those of this one.
-                results.pop(program.name, None)
+                if known:
+                    # Those of an older model would be taken for those of this one.
+                    results[program.name] = {**known, "arms": [{**row, **dict.fromkeys(PREDICTED)} for row in known["arms"]]}
         if why is None:
             left_out.pop(program.name, None)
             print(f"{program.name}: {results[program.name]['trial_s']} s", file=sys.stderr)

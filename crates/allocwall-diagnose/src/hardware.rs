@@ -186,6 +186,7 @@ impl Context<'_> {
         self.page_walks_or(|| self.page_walks_by_waits().or_else(|| self.page_walks_by_size()))
     }
 
+    /// By what was counted, or else by this bound.
     fn page_walks_or(&self, uncounted: impl Fn() -> Option<f64>) -> Option<f64> {
         let counted = self.page_walks().map(|walks| walks.high);
         if counted.is_some() && !self.walks_are_partial() {

@@ -466,8 +466,9 @@ mod tests {
         let from = |variant: &Value| {
             ["without_error", "error", "error_of", "malloc"].map(|field| variant[field].is_null())
         };
-        let of_replay = expected::from_replay(&case.rec, &case.bill, find("mimalloc").unwrap()).is_none();
-        assert_eq!((from(known), from(unknown)), ([of_replay; 4], [true; 4]));
+        let from_elsewhere =
+            expected::from_replay(&case.rec, &case.bill, find("mimalloc").unwrap()).is_none();
+        assert_eq!((from(known), from(unknown)), ([from_elsewhere; 4], [true; 4]));
         assert_eq!(
             (&unknown["saved_ns"], &unknown["missing"]["reason"]),
             (&Value::Null, &json!("not_found"))

@@ -96,28 +96,28 @@ impl Replayed {
         let scale = scale(of_lines, own_ns * per_cpu_ns, contended(ctx))?;
         let saved = scaled(variant.saved.scaled(per_cpu_ns), scale);
         let swapped = remedy.effect == Effect::Swap;
-        let cost = of_lines.point;
         let error_of = match (swapped, replay.traced && replay.in_turns, contended(ctx)) {
             (false, ..) => ErrorOf::Settings,
             (true, false, _) => ErrorOf::Mixes,
             (true, true, true) => ErrorOf::Contention,
             (true, true, false) => ErrorOf::Swaps,
         };
-        let error = error_of.share(cost);
-        // It saves no more than there is.
-        let limited = |low: f64, high: f64| {
-            let [low, point, high] =
-                [low.min(of_lines.low), saved.point.min(of_lines.point), high.min(of_lines.high)];
-            Interval::new(low, point, high)
+        let error = error_of.share(of_lines.point);
+        let spinning = if contended(ctx) { spinning(ctx)? } else { Interval::exact(0.0) };
+        let with = |error: f64| {
+            // It saves no more than there is.
+            let low = (saved.low - error).min(of_lines.low);
+            let high = (saved.high + error).min(of_lines.high);
+            sum(&[Interval::new(low, saved.point.min(of_lines.point), high), spinning])
         };
-        let without_error = limited(saved.low, saved.high);
-        let saved = limited(saved.low - error, saved.high + error);
-        let and_spinning = |saved: Interval| match contended(ctx) {
-            true => Some(sum(&[saved, spinning(ctx)?])),
-            false => Some(saved),
-        };
-        let (saved, without_error) = (and_spinning(saved)?, and_spinning(without_error)?);
-        Some(Replayed { saved, of_lines, without_error, error, error_of, traced: replay.traced })
+        Some(Replayed {
+            saved: with(error),
+            of_lines,
+            without_error: with(0.0),
+            error,
+            error_of,
+            traced: replay.traced,
+        })
     }
 
     /// How the gain was predicted.

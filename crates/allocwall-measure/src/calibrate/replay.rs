@@ -1,10 +1,9 @@
 //! What a program's calls of its allocator cost with other allocators on this machine.
 //!
 //! A trace of the target's calls or, without one, the mix of counted calls ([`Mix`]) is played by `allocwall replay`, a child process for
-//! each measurement, so that each one begins
-//! with a heap, an address space and an allocator of its own. In a round the children of the present allocator and of all variants play
-//! the same calls and take turns of some milliseconds, so that drift and other work on the machine affect all of them alike; so does one
-//! without an allocator, which shows the replay's own work. A difference is taken within a round.
+//! each measurement, so that each one begins with a heap, an address space and an allocator of its own. In a round the children of the
+//! present allocator, of all variants, and one without an allocator, which shows the replay's own work, play the same calls. They take
+//! turns of some milliseconds, so that drift and other work on the machine affect all of them alike. A difference is taken within a round.
 //!
 //! The present allocator is the file that served the counted calls, with the settings in the environment of allocwall itself: those
 //! that the command alone was given (`env NAME=VALUE CMD`) are not known here.
@@ -479,7 +478,7 @@ mod tests {
         Series(costs_ns.into_iter().map(played).collect())
     }
 
-    /// The replay's own work takes a fifth of what the first round costs.
+    /// The replay's own work takes a fifth of the first round.
     fn present(costs_ns: &[f64]) -> Present {
         let ready = costs_ns.iter().map(|_| costs_ns[0] / 5.0);
         Present { played: series(costs_ns.iter().copied()), ready: series(ready) }
