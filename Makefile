@@ -46,8 +46,8 @@ pool-install:
 fuzz:
 	@tools/need.sh python3=python3 c++=build-essential
 	@tools/nightly.sh $(NIGHTLY) fuzz || exit 0; set -e; \
-	cargo fuzz --version >/dev/null 2>&1 || { echo "installing: cargo-fuzz" >&2; $(CARGO) install --quiet --locked cargo-fuzz@0.13.2; }; \
-	python3 fuzz/run.py --toolchain $(NIGHTLY) --seconds $(if $(LONG),600,2)
+	cargo fuzz --version >/dev/null 2>&1 || { echo "installing: cargo-fuzz" >&2; $(CARGO) install --quiet --locked --debug cargo-fuzz@0.13.2; }; \
+	python3 fuzz/run.py --toolchain $(NIGHTLY)$(if $(LONG), --seconds 600)
 
 ## Each system call of a short diagnosis and a short trial fails once, or a process is killed at it. Takes hours; FAULTS_SECONDS=120
 ## runs a random selection for two minutes. As root.
