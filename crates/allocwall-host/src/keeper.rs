@@ -107,7 +107,7 @@ pub enum Report {
         pid: i32,
         /// CLOCK_MONOTONIC, taken by the child next to its exec.
         start_ns: u64,
-        /// Memory that the keeper's own image, before the exec, already adds to the peak that wait4 reports.
+        /// Memory that the keeper's own image, before the exec, may add to the peak that wait4 reports.
         floor_bytes: u64,
     },
     /// The command did not run, and nothing of it is left.
@@ -577,7 +577,19 @@ fn spawn(order: &Order, signals: &Signals, stdin: Stdio) -> io::Result<(i32, Not
     reader.read_exact(words.as_flattened_mut())?;
     let start_ns = u64::from_ne_bytes(words[1]);
     debug_assert!(start_ns >= before_fork);
-    Ok((child.id() as i32, Note { floor_bytes: u64::from_ne_bytes(words[0]) << 10, start_ns }))
+    Ok((
+        child.id() as i32,
+        Note { floor_bytes: (u64::from_ne_bytes(words[0]) << 10) + uncounted_bytes(), start_ns },
+    ))
+}
+
+/// The most that a peak of this kernel lacks. It counts resident pages per CPU, and a peak omits those that are not summed up yet: for
+/// each CPU and type of page fewer than 32, or than twice the number of CPUs (percpu_counter_batch, since Linux 6.2). A process before its
+/// exec has pages of files and of its own, and has seldom run on more than two CPUs; so this is also more than the code of the exec adds.
+fn uncounted_bytes() -> u64 {
+    // SAFETY: takes no memory.
+    let cpus = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }.max(1) as u64;
+    2 * 2 * (2 * cpus).max(32) * rustix::param::page_size() as u64
 }
 
 /// Redirects the keeper's standard output and error to /dev/null. They belong to the command: their readers

@@ -39,9 +39,6 @@ const PAD: &str = "ALLOCWALL_PAD";
 const START_PATIENCE: Duration = Duration::from_secs(60);
 /// Pause between two checks for an interruption; the measured times do not depend on it.
 const GLANCE: Duration = Duration::from_millis(50);
-/// The kernel counts resident pages per CPU, and a peak omits pages that are not summed up yet: up to 32 pages per CPU and type
-/// of page (percpu_counter_batch, since Linux 6.2).
-const COUNTER_SLACK: u64 = 128 << 10;
 /// Timeout for the output. After the keeper's last report every pipe has ended, unless a process could not be ended.
 const OUTPUT_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -513,16 +510,15 @@ impl Running {
         let usage = over.usage;
         let largest = usage.largest_process_peak_rss_bytes;
         // Below this limit the peak may be that of the keeper: the kernel keeps the peak over an exec.
-        let largest_process =
-            (largest > self.floor_bytes + COUNTER_SLACK).then_some(largest).ok_or_else(|| {
-                Absence::new(
-                    Reason::TooLittle,
-                    format!(
-                        "the peak is not above the {} KiB that a process already has before its exec",
-                        self.floor_bytes >> 10
-                    ),
-                )
-            });
+        let largest_process = (largest > self.floor_bytes).then_some(largest).ok_or_else(|| {
+            Absence::new(
+                Reason::TooLittle,
+                format!(
+                    "the peak is not above the {} KiB that a process may have before its exec",
+                    self.floor_bytes >> 10
+                ),
+            )
+        });
         let summary = series.summary(largest_process.clone());
         let output = |drain: &mut Option<Drain>| {
             let drain = drain.take();
