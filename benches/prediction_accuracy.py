@@ -1452,9 +1452,17 @@ def predicted_again(results):
     return f"{count} of the {len(results)} programs were predicted again by the present model: {how}." if count else ""
 
 
+def rounds_of(results):
+    """How many rounds the programs of each group had, and how often they cover the true median."""
+    groups = {}
+    for result in results:
+        if result["program"] not in SERVERS:
+            groups.setdefault(result["blocks"], set()).add(group(result))
+    return ", ".join(f"{covered(count)} % with {count} rounds ({', '.join(sorted(groups[count]))})" for count in sorted(groups))
+
+
 def page(document):
     results = document["results"]
-    rounds = sorted({r["blocks"] for r in results if r["program"] not in SERVERS})
     lines = [
         "# How often predictions are right",
         "",
@@ -1468,9 +1476,9 @@ def page(document):
         "",
         "`make accuracy` writes this page (`benches/prediction_accuracy.py`, which also defines *right first choice*). Figures are the change",
         "in the CPU time of a fixed amount of work, in per cent: the prediction from a diagnosis of the baseline, and the lowest and the highest",
-        f"of {' or '.join(map(str, rounds))} rounds in turns of {TURN_S * 1000:.0f} ms, between which the true median is in",
-        f"{' or '.join(str(covered(count)) for count in rounds)} % of cases (of servers: the 95 % interval of an interleaved trial). So a",
-        "measured point is off by some points, too. Machine:",
+        f"of several rounds in turns of {TURN_S * 1000:.0f} ms. Of all cases, the true median is between these in",
+        f"{rounds_of(results)}.",
+        "(Of servers: the 95 % interval of an interleaved trial.) So a measured point is off by some points, too. Machine:",
         f"{'; '.join(document['machine'])}. {predicted_again(results)}",
         "",
         "| program | group | arm | predicted | measured | point | |",

@@ -2,7 +2,7 @@
 
 import unittest
 
-from prediction_accuracy import FITTED, NEW, PROGRAMS, change, choice, covered, fit, groups, headline, hit, page, point_in, wrong_sign
+from prediction_accuracy import FITTED, NEW, PROGRAMS, change, choice, covered, fit, groups, headline, hit, page, point_in, rounds_of, wrong_sign
 
 
 def interval(low, point, high):
@@ -87,6 +87,10 @@ class Judging(unittest.TestCase):
         self.assertIn("| none | **0 of 0** | **0 of 0** | **0 of 0** |", text)
         self.assertIn("| xz | kept apart | a |", text)
         self.assertIn("| git | fitted | a |", text)
+
+    def test_the_page_says_which_group_had_how_many_rounds(self):
+        results = [dict(result("a", program=name), blocks=blocks) for name, blocks in (("xz", 5), ("git", 3), ("redis", 6), (NEW[0].name, 5))]
+        self.assertEqual(rounds_of(results), "75 % with 3 rounds (fitted), 94 % with 5 rounds (kept apart, new)")
 
     def test_a_group_without_a_prediction_meets_no_aim(self):
         text = page_of(result("a", arm("a", None), program="xz"))
