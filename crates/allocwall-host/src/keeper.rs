@@ -585,7 +585,8 @@ fn spawn(order: &Order, signals: &Signals, stdin: Stdio) -> io::Result<(i32, Not
 
 /// The most that a peak of this kernel lacks. It counts resident pages per CPU, and a peak omits those that are not summed up yet: for
 /// each CPU and type of page fewer than 32, or than twice the number of CPUs (percpu_counter_batch, since Linux 6.2). A process before its
-/// exec has pages of files and of its own, and has seldom run on more than two CPUs; so this is also more than the code of the exec adds.
+/// exec has pages of files and of its own, and has seldom run on more than two CPUs. That leaves room for the code of the exec itself,
+/// which is mapped after the note.
 fn uncounted_bytes() -> u64 {
     // SAFETY: takes no memory.
     let cpus = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }.max(1) as u64;
