@@ -14,6 +14,7 @@ use crate::clock::monotonic_ns;
 use crate::limits;
 use crate::place;
 use crate::proc::ProcFs;
+use crate::topology;
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, set_child_subreaper, setrlimit};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -588,8 +589,7 @@ fn spawn(order: &Order, signals: &Signals, stdin: Stdio) -> io::Result<(i32, Not
 /// exec has pages of files and of its own, and has seldom run on more than two CPUs. That leaves room for the code of the exec itself,
 /// which is mapped after the note.
 fn uncounted_bytes() -> u64 {
-    // SAFETY: takes no memory.
-    let cpus = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }.max(1) as u64;
+    let cpus = topology::online_cpus(Path::new("/sys")).map_or(1, |cpus| cpus.len() as u64);
     2 * 2 * (2 * cpus).max(32) * rustix::param::page_size() as u64
 }
 
